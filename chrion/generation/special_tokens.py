@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from chrion.errors import ModelError
-from chrion.generation.rewrites.context_length import find_beside, read_configuration
+from chrion.generation.rewrites.context_length import read_configuration
+from chrion.generation.rewrites.model_folder import find_beside
 
 #: The special tokens that transformers knows by name, and the list of the others.
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -9,7 +9,7 @@ from typing import Any
 
 from chrion.common.installation import install_hint
 from chrion.errors import ModelError, OptionError
-from chrion.generation.rewrites.context_length import find_beside
+from chrion.generation.rewrites.model_folder import find_beside
 
 #: What a decoder of bytes writes for a character of which bytes are missing.
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"

@@ -34,13 +34,14 @@ def rivals(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[Rival
         seed: The seed of LightGBM and scikit-learn.
         counts: What each held-out row counts; all the same if None.
     """
-    problem = rows.problem
+    problem, features = rows.problem, rows.features()
     measured = partial(measure, y=problem.y[rows.held], weights=counts)
     if problem.loss in {leaves.LOGISTIC, leaves.SQUARED}:
         weights = refit(problem.part(rows.tuned), _RATE)
         yield Rival("refit", measured(problem.part(rows.held).predict(weights)))
-        yield _measured("continued", partial(_boosted, rows, problem.raw(problem.original), seed), measured)
-    yield _measured("new rows only", partial(_boosted, rows, None, seed), measured)
+        margins = problem.raw(problem.original)
+        yield _measured("continued", partial(_boosted, rows, features, margins, seed), measured)
+    yield _measured("new rows only", partial(_boosted, rows, features, None, seed), measured)
 
 
 def _measured(name: str, make: Callable[[], Array], measured: Callable[[Array], Measures]) -> Rival:
@@ -54,11 +55,11 @@ def _measured(name: str, make: Callable[[], Array], measured: Callable[[Array], 
         return Rival(name, None, f"failed: {str(error).splitlines()[0][:100] if str(error) else type(error).__name__}")
 
 
-def _boosted(rows: Rows, margins: Array | None, seed: int) -> Array:
+def _boosted(rows: Rows, features: Array, margins: Array | None, seed: int) -> Array:
     """Return predictions for the held-out rows of boosting on the others, stopped early by those to choose with."""
     import lightgbm as lgb  # noqa: PLC0415 - optional
 
-    problem, features = rows.problem, rows.features()
+    problem = rows.problem
     classes = problem.loss.predict(problem.raw(problem.original, slice(0, 1))).shape[-1]
     objective = {leaves.SQUARED: "regression", leaves.LOGISTIC: "binary", leaves.PROBABILITY: "binary"}.get(
         problem.loss, "binary" if classes == 2 else "multiclass"

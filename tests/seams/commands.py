@@ -109,12 +109,8 @@ def lack_cores_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "available", lambda: False)
 
 
-def offer_providers(
-    monkeypatch: pytest.MonkeyPatch, reasons: Mapping[str, str | None], *, has_driver: bool | None = None
-) -> None:
+def offer_providers(monkeypatch: pytest.MonkeyPatch, reasons: Mapping[str, str | None]) -> None:
     """Let onnxruntime offer these execution providers, each with the reason why it does not work, or None."""
-    if has_driver is not None:
-        monkeypatch.setattr(providers, "_has_driver", lambda _: has_driver)
     monkeypatch.setattr(ort, "get_available_providers", lambda: list(reasons))
     monkeypatch.setattr(providers, "failure_reason", lambda name: reasons[name])
     monkeypatch.setattr(providers, "load_libraries", lambda _: None)

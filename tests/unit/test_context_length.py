@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from chrion.errors import ModelError
-from chrion.generation.rewrites.context_length import find_beside, find_context, table_rows
+from chrion.generation.rewrites.context_length import find_context, table_rows
+from chrion.generation.rewrites.model_folder import find_beside
 from chrion.generation.special_tokens import find_stop_tokens
 
 

@@ -1,4 +1,4 @@
-"""The context length of a decoder, for how many tokens it has positions, and the files beside a model.
+"""The context length of a decoder: for how many tokens it has positions.
 
 Models state it in different places: by the rows of a table that is read by position, which may be in the branches of a
 merged decoder, or in the configuration that transformers or onnxruntime-genai writes beside the model.
@@ -15,6 +15,7 @@ import onnx
 
 from chrion.common.files import parse_json
 from chrion.errors import ModelError
+from chrion.generation.rewrites.model_folder import find_beside
 from chrion.graph.rewrite import int_attribute
 
 #: Operators that change the shape or the type of positions, but not their values.
@@ -131,32 +132,3 @@ def _is_position(name: str, scope: _Scope) -> bool:
     while (node := scope.producers.get(name)) is not None and node.op_type in _SAME_VALUES:
         name = node.input[0]
     return name == scope.positions or (node is not None and node.op_type == "Range")
-
-
-#: The name of a folder that has models only; the other files are in the one above it.
-_MODELS = "onnx"
-
-
-def find_beside(model: Path, name: str) -> Path | None:
-    """Return a file that belongs to a model, or None if there is none.
-
-    Args:
-        model: The file of the model.
-        name: The name of the file.
-    """
-    return next((path for folder in model_folders(model) if (path := folder / name).is_file()), None)
-
-
-def model_folders(model: Path) -> list[Path]:
-    """Return the folders that may have files that belong to a model, in the order in which they are searched.
-
-    The first one is the folder of the model. If that is named ``onnx``, as in the repositories of transformers.js, the
-    folder above is the next one. If the model is a link, those of the file that it leads to follow.
-
-    Args:
-        model: The file of the model, or a link to it.
-    """
-    folders = []
-    for file in (model, model.resolve()):
-        folders += [file.parent, *([file.parent.parent] if file.parent.name == _MODELS else [])]
-    return folders

@@ -10,7 +10,8 @@ from typing import Any
 
 from chrion.common.installation import install_hint
 from chrion.errors import ModelError, OptionError
-from chrion.generation.rewrites.context_length import model_folders, read_configuration
+from chrion.generation.rewrites.context_length import read_configuration
+from chrion.generation.rewrites.model_folder import model_folders
 from chrion.generation.special_tokens import named_tokens
 
 #: Variables of a template that have a meaning of their own, and no other source.

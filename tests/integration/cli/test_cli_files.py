@@ -14,7 +14,7 @@ from chrion.common.files import cache_folder
 from chrion.zoo import build, names
 from command_line import Chrion, assert_refused
 from helpers import branches
-from seams.commands import answer_on_a_terminal, offer_providers
+from seams.commands import answer_on_a_terminal, offer_providers, set_driver
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_devices_describes_the_machine(cli: Chrion, monkeypatch: pytest.MonkeyPatch, *, has_driver: bool) -> None:
     """The command lists lanes and providers, as a table and as JSON; a reason comes with what to install."""
     reason = "libcublasLt.so.13: cannot open"
-    reasons = {"CUDAExecutionProvider": reason, "CPUExecutionProvider": None}
-    offer_providers(monkeypatch, reasons, has_driver=has_driver)
+    offer_providers(monkeypatch, {"CUDAExecutionProvider": reason, "CPUExecutionProvider": None})
+    set_driver(monkeypatch, exists=has_driver)
     code, out, _ = cli("devices", "--json")
     assert code == 0
     found = json.loads(out)
