@@ -472,8 +472,9 @@ def in_flight(windows: int, seconds: float, only: str) -> str:
             stop.wait(seconds)
             rates.setdefault((name, count), []).append(finish() / seconds)
     lines = [*head("candidate", *(f"{count} in flight" for count in counts))]
-    cells = {name: (f"{statistics.median(rates[name, count]):.1f}" for count in counts) for name in opened}
-    lines += [f"| {name} | {' | '.join(own_cells)} |" for name, own_cells in cells.items()]
+    for name in opened:
+        own_cells = (f"{statistics.median(rates[name, count]):.1f}" for count in counts)
+        lines.append(f"| {name} | {' | '.join(own_cells)} |")
     return "\n".join(lines)
 
 

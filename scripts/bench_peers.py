@@ -77,13 +77,11 @@ NAME = "peers"
 TEXT = """Written by `scripts/bench_peers.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime
 {ort}, OpenVINO {openvino}{torch}.
 
-HybridSession, given the model alone, beside the fastest plain onnxruntime session and the fastest OpenVINO session in
-float32, each of 1 thread, all threads and the library's default, and beside the fastest of PyTorch's modules of the
-same sizes, eager or compiled, with 1 thread or all (its GRU resets after the product, which costs no more). *bf16* is
-HybridSession with `precision="bf16"`, beside OpenVINO with its default precision. Ratios below 1 are in HybridSession's
-favour, with 90 % intervals. *error* is the largest difference from onnxruntime's outputs, relative to the largest
-output; it says nothing for resnet50 and squeezenet, which come without trained weights. *chosen* is the guard's choice,
-as in the table of HybridSession and plain sessions; the method is the same.
+HybridSession, given the model alone, beside the fastest session of onnxruntime and of OpenVINO in float32 (1 thread, all,
+or the default), and of PyTorch's modules (eager or compiled, 1 thread or all; its GRU resets after the product). *bf16*:
+`precision="bf16"`, beside OpenVINO's default precision. Ratios below 1 are in HybridSession's favour, with 90 % intervals.
+*error*: largest difference from onnxruntime's outputs relative to the largest output, without meaning for resnet50 and
+squeezenet, whose weights are random. *chosen* and the method are as in the table above.
 
 {table}"""
 

@@ -19,6 +19,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 #: Columns of tables that go to a file or a pipe; COLUMNS in the environment changes them.
 _FILE_WIDTH = 100
+#: Seconds between two lines about a step where stderr is no terminal (a choice, not measured).
+_LINE_S = 10.0
 
 #: Called with the number of items done, the number of all, and the name of the last one.
 Update = Callable[[int, int, str], None]
@@ -50,8 +52,8 @@ def note(message: str) -> None:
 def step(text: str, *, animated: bool = True) -> Iterator[Update]:
     """Show on stderr that a step of the work is in progress, from its first moment on.
 
-    On a terminal it is a line with a bar and the elapsed time, which disappears at the end; elsewhere it is one line of
-    text.
+    On a terminal it is a line with a bar and the elapsed time, which disappears at the end; elsewhere it is a line of
+    text, and after an item one more if the last one is 10 s old.
 
     Args:
         text: What is done: ``profiling lstm.onnx``.
@@ -66,9 +68,25 @@ def step(text: str, *, animated: bool = True) -> Iterator[Update]:
         with _bar(text, animated=animated) as update:
             yield update
     else:
-        note(f"{text} ...")
-        yield lambda _done, _total, _name: None
+        yield _lines(text)
     log.info("%s took %.1f s", text, time.perf_counter() - before)
+
+
+def _lines(text: str) -> Update:
+    note(f"{text} ...")
+    due = time.monotonic() + _LINE_S
+
+    def update(done: int, total: int, name: str) -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            note(f"{_progress(text, done, total, name)} ...")
+            due = now + _LINE_S
+
+    return update
+
+
+def _progress(text: str, done: int, total: int, name: str) -> str:
+    return f"{text}, {done} of {total}{f': {name}' if name else ''}"
 
 
 @contextlib.contextmanager
@@ -79,8 +97,7 @@ def _bar(text: str, *, animated: bool) -> Iterator[Update]:
         progress.refresh()
 
         def update(done: int, total: int, name: str) -> None:
-            last = f": {name}" if name else ""
-            progress.update(task, completed=done, total=total, description=f"{text}, {done} of {total}{last}")
+            progress.update(task, completed=done, total=total, description=_progress(text, done, total, name))
             if not animated:
                 progress.refresh()
 

@@ -34,6 +34,10 @@ def finetune(
     validation: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Held-out rows.", show_default="the last fifth of the new rows")
     ] = None,
+    old: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The rows that the model was fitted on, to compare with retraining."),
+    ] = None,
     soft: Annotated[
         bool, typer.Option("--soft", help="Return a differentiable network, which is slower, if it is better.")
     ] = False,
@@ -75,6 +79,7 @@ def finetune(
             data,
             target,
             validation=validation,
+            old=old,
             level=level,
             base_rate=None if base_rate is None else _shares(base_rate),
             checkpoint=checkpoint,

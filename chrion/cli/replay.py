@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import ssl
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from chrion.cli.console import note, show, show_json, step
 from chrion.cli.options import JsonOption, ScenarioArgument, SetOption
-from chrion.cli.serve import read_token, require_libraries
+from chrion.cli.serve import read_token, require_libraries, scenario_policies
 from chrion.common.units import format_count, parse_duration_ms
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
@@ -45,7 +46,7 @@ def replay(
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
     built = _of_pattern(source.build(), pattern)
     if write_models:
-        _write_models(built, write_models)
+        _write_models(built, write_models, served_by(scenario, built, changed=bool(set_)))
         return
     from chrion.serving.replay import run as replays  # noqa: PLC0415 - needs the extra
 
@@ -77,14 +78,32 @@ def _of_pattern(scenario: Scenario, pattern: str) -> Scenario:
     return replace(scenario, patterns=(pattern,)) if pattern else scenario
 
 
-def _write_models(scenario: Scenario, folder: Path) -> None:
+def served_by(name: str, scenario: Scenario, *, changed: bool) -> str:
+    """Return the options with which a server has the policies of a scenario, as far as servers have them.
+
+    Args:
+        name: Its name or file.
+        scenario: The scenario.
+        changed: Whether options have changed it.
+    """
+    policies = scenario.policies
+    names = f"--serving-policy {policies.eviction},{policies.load_order},{policies.admission}"
+    if changed:
+        return names
+    try:
+        scenario_policies(name)
+    except OptionError:
+        return names
+    return f"--scenario {shlex.quote(name)} --accelerator none"
+
+
+def _write_models(scenario: Scenario, folder: Path, policies: str) -> None:
     from chrion.serving.replay import stand_ins  # noqa: PLC0415 - needs the extra
 
     with step(f"writing {format_count(len(scenario.models), 'model')} to {folder}"):
         stand_ins.write_stand_ins(scenario, folder)
-    spec, policies = scenario.servers[0], scenario.policies
-    names = f"{policies.eviction},{policies.load_order},{policies.admission}"
-    note(f"serve them: chrion serve {folder} --host-budget {spec.budget_bytes / 1e6:g}MB --serving-policy {names}")
+    budget = f"{scenario.servers[0].budget_bytes / 1e6:g}MB"
+    note(f"serve them: chrion serve {shlex.quote(str(folder))} {policies} --host-budget {budget}")
 
 
 def _tls(path: Path) -> ssl.SSLContext:

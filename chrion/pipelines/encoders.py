@@ -156,7 +156,8 @@ class EncodedRows:
             found = values(prior, all_counts - counts, all_sums - sums)
             return self._loss(np.where(np.isnan(found), moved, found), counts, sums)
 
-        prior = PRIORS[int(np.argmin([losses(prior) for prior in PRIORS]))]
+        priors = PRIORS if self.encoder.values else PRIORS[1:]  # an empty table has nothing to keep
+        prior = priors[int(np.argmin([losses(prior) for prior in priors]))]
         of_parts, whole = values(prior, all_counts - counts, all_sums - sums), values(prior, all_counts, all_sums)
         table, parts = (np.where(np.isnan(own), self._old, self._kept(shift.back(own))) for own in (whole, of_parts))
         rows = table[self._codes]

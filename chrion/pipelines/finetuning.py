@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from chrion.pipelines.leaves import LeafProblem, fit_leaves
 from chrion.pipelines.levels import Levels, levels_of
 from chrion.pipelines.pipeline import Array, Pipeline
 from chrion.pipelines.report import FinetuningReport, Rival
-from chrion.pipelines.rivals import rivals
+from chrion.pipelines.rivals import retrained, rivals
 from chrion.pipelines.rows import EncoderTables, Given, Rows, UpdatedTables
 from chrion.pipelines.soft import LEVELS, SoftOptions, SoftPipeline, Start, as_soft, tune_soft
 from chrion.pipelines.table import Table
@@ -62,6 +63,7 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     target: str = "y",
     *,
     validation: Any = None,
+    old: Any = None,
     scope: str = "all",
     level: str = "L1",
     base_rate: BaseRate | None = None,
@@ -79,6 +81,8 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
         data: New rows in the order of time: a Parquet or CSV file, which is read in batches, or a frame.
         target: The column with the classes or numbers to predict.
         validation: The rows that the tuned model is compared with the original on; the last fifth of the data if None.
+        old: Rows that the model was fitted on, in the order of time. They are not used for the tuning; a new model of
+            old and new rows is added to the comparison.
         scope: What is tuned: tables of encoders (``encoders``), trees (``leaves``), or ``all``.
         level: ``L1`` fits the leaves of the trees, and appends a few trees if that is better. From ``L2`` on, the model
             becomes a differentiable network, which is slower, and more of it is trained: thresholds (``L2``), weights
@@ -113,19 +117,28 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     begin, update = time.perf_counter(), progress or (lambda _done, _total, _name: None)
     pipeline = Pipeline(model)
     shares = None if base_rate is None else ClassShares(pipeline, base_rate)
-    given = [source for source in (data, validation) if source is not None]
-    tables = [Table(source, lambda columns: pipeline.texts(columns, target)) for source in given]
+
+    def tables(*sources: Any) -> list[Table]:
+        return [Table(source, lambda columns: pipeline.texts(columns, target)) for source in sources]
+
+    new = tables(data) if validation is None else tables(data, validation)
     update(0, 4, "leaves of all rows")
-    tuning = Tuning(Rows(pipeline, target, tables), scope, seed)
+    rows = Rows(pipeline, target, new, None if validation is None else new[1].rows)
+    tuning = Tuning(rows, scope, seed)
+    with_old = None if old is None else Rows(pipeline, target, [*tables(old), *new], rows.sizes[2])
+    if with_old:
+        next(with_old.feeds())  # a column that is missing is refused before the tuning
     tuning.run(level, None if checkpoint is None else Path(checkpoint), update)
     update(2, 4, "comparison")
     chosen, report = _compared(tuning, shares, scope, seed)
     report = replace(report, seconds=time.perf_counter() - begin)
     try:
         update(3, 4, "other methods")
-        if sum(report.rows) <= _MOST_ROWS and not tuning.interrupted:
-            weights = None if shares is None else shares.weights(tuning.rows.y[tuning.rows.held])
-            for other in rivals(tuning.rows, seed, weights):
+        if not tuning.interrupted:
+            weights = None if shares is None else shares.weights(rows.y[rows.held])
+            few = sum(rows.sizes) <= _MOST_ROWS
+            others = rivals(rows, seed, weights) if few else iter(())
+            for other in chain(others, retrained(with_old, seed, weights) if with_old else ()):
                 report = replace(report, rivals=(*report.rivals, other))
     except KeyboardInterrupt:
         report = replace(report, interrupted=True)

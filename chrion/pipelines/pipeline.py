@@ -51,8 +51,8 @@ class Pipeline:
     """
 
     def __init__(self, source: str | Path | bytes | onnx.ModelProto) -> None:
-        self.proto, path = read_model(source)
-        self.name = str(path or self.proto.graph.name or "model")
+        self.proto, _ = read_model(source)
+        self.name = str(source) if isinstance(source, str | Path) else self.proto.graph.name or "model"
         if any(t.data_location == onnx.TensorProto.EXTERNAL for t in self.proto.graph.initializer):
             raise ModelError(f"{self.name}: fine-tuning needs a model in one file, but it has external weights")
         found = [node for node in self.proto.graph.node if is_tree_ensemble(node)]

@@ -1,7 +1,7 @@
-"""What else could be done with the new rows: ``refit``, continued boosting, and a model of the new rows alone.
+"""What else could be done: ``refit``, continued boosting, a model of the new rows alone, one of old and new rows.
 
-These are measured beside the tuned model and not handed back. Boosting needs LightGBM, or for new rows alone
-scikit-learn; both are optional.
+These are measured beside the tuned model and not handed back. Boosting needs LightGBM, which is optional. With old rows,
+target encoders are fitted anew, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chrion.pipelines import leaves
 from chrion.pipelines.leaves import refit
 from chrion.pipelines.measures import Measures, measure
 from chrion.pipelines.report import Rival
-from chrion.pipelines.rows import Rows
+from chrion.pipelines.rows import EncoderTables, Rows
 
 Array = np.ndarray[Any, Any]
 #: The learning rate of LightGBM by default: an ONNX model does not tell its own.
@@ -31,7 +31,7 @@ def rivals(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[Rival
 
     Args:
         rows: The rows.
-        seed: The seed of LightGBM and scikit-learn.
+        seed: The seed of LightGBM.
         counts: What each held-out row counts; all the same if None.
     """
     problem, features = rows.problem, rows.features()
@@ -42,6 +42,24 @@ def rivals(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[Rival
         margins = problem.raw(problem.original)
         yield _measured("continued", partial(_boosted, rows, features, margins, seed), measured)
     yield _measured("new rows only", partial(_boosted, rows, features, None, seed), measured)
+
+
+def retrained(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[Rival]:
+    """Yield a new model of old and new rows, with new tables of target encoders; as :func:`rivals`.
+
+    Args:
+        rows: The old rows, followed by the new ones.
+        seed: The seed of LightGBM.
+        counts: What each held-out row counts; all the same if None.
+    """
+
+    def make() -> Array:
+        import lightgbm  # noqa: F401, PLC0415 - optional; before the features are computed
+
+        tables = EncoderTables(rows, moved=False, empty=True).updated(rows.fit)
+        return _boosted(rows, rows.features(given=tables.given if tables else None), None, seed)
+
+    yield _measured("old and new rows", make, partial(measure, y=rows.y[rows.held], weights=counts))
 
 
 def _measured(name: str, make: Callable[[], Array], measured: Callable[[Array], Measures]) -> Rival:
@@ -59,11 +77,8 @@ def _boosted(rows: Rows, features: Array, margins: Array | None, seed: int) -> A
     """Return predictions for the held-out rows of boosting on the others, stopped early by those to choose with."""
     import lightgbm as lgb  # noqa: PLC0415 - optional
 
-    problem = rows.problem
-    classes = problem.loss.predict(problem.raw(problem.original, slice(0, 1))).shape[-1]
-    objective = {leaves.SQUARED: "regression", leaves.LOGISTIC: "binary", leaves.PROBABILITY: "binary"}.get(
-        problem.loss, "binary" if classes == 2 else "multiclass"
-    )
+    classes = rows.pipeline.classes
+    objective = {0: "regression", 2: "binary"}.get(classes, "multiclass")
     parameters = {
         "objective": objective,
         "num_leaves": _LEAVES,
@@ -77,7 +92,7 @@ def _boosted(rows: Rows, features: Array, margins: Array | None, seed: int) -> A
 
     def part(own: slice, **given: Any) -> Any:
         start = None if margins is None else margins[own, 0]
-        return lgb.Dataset(features[own], problem.y[own], init_score=start, **given)
+        return lgb.Dataset(features[own], rows.y[own], init_score=start, **given)
 
     data = part(rows.fit, free_raw_data=False)
     other = part(rows.chosen, reference=data)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -30,39 +31,46 @@ Given = Mapping[str, Array]
 
 
 class Rows:
-    """The rows of one or two tables, with the leaves that they reach.
+    """The rows of tables that follow each other, with the leaves that they reach.
 
     Args:
         pipeline: The pipeline.
         target: The column with the classes or numbers.
-        tables: The data, and the held-out rows if they are a table of their own.
+        tables: The tables, the oldest first.
+        held: The number of the last rows, which are held out; None for a fifth.
 
     Attributes:
         sizes: The rows to fit, to choose with, and held out, in this order.
         y: The class of each row, or the number.
-        problem: The leaves that rows reach in the pipeline as it is.
 
     Raises:
         DataError: The data do not fit the model, or have too few rows.
-        SpaceError: The folder of temporary files lacks the space for what rows reach.
     """
 
-    def __init__(self, pipeline: Pipeline, target: str, tables: list[Table]) -> None:
+    def __init__(self, pipeline: Pipeline, target: str, tables: Sequence[Table], held: int | None = None) -> None:
         self.pipeline, self.target, self.tables = pipeline, target, tables
         labels = [pipeline.encode(table.column(target), f"{table.name}: target {target!r}") for table in tables]
-        total = tables[0].rows
-        held = tables[1].rows if len(tables) > 1 else total // _SHARE
-        rest = total if len(tables) > 1 else total - held
-        self.sizes = _sizes(rest, held)
+        total = sum(table.rows for table in tables)
+        held = total // _SHARE if held is None else held
+        self.sizes = _sizes(total - held, held)
         if min(self.sizes) < _LEAST_ROWS:
             raise DataError(
-                f"{tables[0].name}: {total} rows are too few: {self.sizes[0]} to fit, {self.sizes[1]} to choose with, "
-                f"{held} held out",
+                f"{tables[0].name}: {tables[0].rows} rows are too few: {self.sizes[0]} to fit, {self.sizes[1]} to "
+                f"choose with, {held} held out",
                 hint=f"at least {_LEAST_ROWS} of each are needed",
             )
         self.y = np.concatenate(labels)
         self._kept: list[Feeds] | None = None
-        self.problem = self.reach({})
+
+    @cached_property
+    def problem(self) -> LeafProblem:
+        """The leaves that rows reach in the pipeline as it is.
+
+        Raises:
+            DataError: The data do not fit the model.
+            SpaceError: The folder of temporary files lacks the space.
+        """
+        return self.reach({})
 
     def earlier(self) -> list[Rows]:
         """Return the rows until earlier times, of which the last ones are held out; none if these were given."""
@@ -196,14 +204,17 @@ class EncoderTables:
         rows: The rows.
         moved: Whether a change of the mean target is left to the leaves.
         share: How much of the change of a value is kept.
+        empty: Whether the tables begin without categories, as those of a new encoder do.
     """
 
-    def __init__(self, rows: Rows, *, moved: bool, share: float = 1.0) -> None:
+    def __init__(self, rows: Rows, *, moved: bool, share: float = 1.0, empty: bool = False) -> None:
         pipeline, y = rows.pipeline, rows.y
         self._proto, tuned = pipeline.proto, y[rows.tuned]
         low, high = (0.0, 1.0) if pipeline.classes else (float(tuned.min()), float(tuned.max()))
         several = pipeline.classes > 2  # one table a class
         encoders = [] if several else find_encoders(pipeline.proto, pipeline.place, low, high)
+        if empty:
+            encoders = [replace(encoder, values={}, default=float(y[rows.fit].mean())) for encoder in encoders]
         names = list(dict.fromkeys(encoder.source for encoder in encoders))
         found = dict(zip(names, rows.values(names), strict=True)) if names else {}
         self._shapes = {encoder.output: found[encoder.source].shape for encoder in encoders}

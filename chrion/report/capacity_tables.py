@@ -131,7 +131,7 @@ def amount_text(probe: Probe) -> str:
 def intervals_table(sample: str, by_pattern: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
     """Return a table with the mean of each figure and its 95 % confidence interval, given the sample in words."""
     names = list(next(iter(by_pattern.values())))
-    title = f"{sample}, and half the width of their 95 % confidence intervals"
+    title = f"{sample}, and half the width of their 95 % confidence intervals; ? if one includes 0"
     columns = [f"{name.replace('_', ' ')}{'' if name in (*SHARES, COST) else ' ms'}" for name in names]
     table = FigureTable(title, [key("pattern"), *columns])
     for pattern, intervals in by_pattern.items():

@@ -81,7 +81,7 @@ def decoder_sweep_table(points: Sequence[DecoderPoint]) -> FigureTable:
 
 def decoder_replications_table(sample: str, by_policy: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
     """Return a table with the mean of each figure and its 95 % confidence interval, given the sample in words."""
-    title = f"{sample}, and half the width of their 95 % confidence intervals"
+    title = f"{sample}, and half the width of their 95 % confidence intervals; ? if one includes 0"
     table = FigureTable(title, [key("figure"), *by_policy])
     for name in next(iter(by_policy.values())):
         entries = [intervals[name] for intervals in by_policy.values()]

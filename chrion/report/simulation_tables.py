@@ -99,7 +99,7 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
     title += f"\n{definitions(scenario)}; cold: requests that waited for a load{_plan_memory(scenario)}"
     title += "".join(f"\n{line}" for line in datasheet_lines(scenario))
     if any(result.intervals for result in results):
-        title += "\n±: half the width of the 95 % confidence interval (batch means)"
+        title += "\n±: half the width of the 95 % confidence interval (batch means); ? if it includes 0"
     hours = ["server hours"] if scenario.autoscaling else []
     columns = ["requests", "dropped", "failed", *_RATES, "cold p95 ms", "loads/s", _MISSING, *hours]
     table = FigureTable(title, [key("pattern"), *columns, "cost", "cost per hour"], sparse=True)
@@ -188,7 +188,7 @@ def figure_text(name: str, value: float, half_width: float) -> str:
     elif name == COST:
         text, width = f"{value:.2f}", f"{half_width:.2f}"
     else:
-        text, width = ms_text(value), ms_text(half_width)
+        text, width = ms_text(value), ms_text(half_width) if half_width < value else "?"
     return text if math.isnan(half_width) else f"{text} ±{width}"
 
 

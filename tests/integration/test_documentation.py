@@ -37,7 +37,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 #: Pages that run within about a second; tests/process has the others.
 QUICK = ("docs/getting-started.md", "docs/generation.md", "docs/hardware.md")
 #: Programs that are not part of Chrion.
-TOOLS = {"pytest", "ruff", "mypy", "sphinx-build", ".ci/run", "curl", "mkdir"}
+TOOLS = {"pytest", "ruff", "mypy", "sphinx-build", ".ci/run", "curl", "mkdir", "optimum-cli"}
 #: Languages that are neither run nor parsed: output, diagrams, and what Sphinx reads.
 SHOWN = {"", "text", "json"}
 

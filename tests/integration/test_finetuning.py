@@ -324,6 +324,31 @@ def test_rare_categories_do_not_leak_their_targets_into_leaves() -> None:
     assert tuned.loss < 0.71  # that of a coin is 0.693; the original's weights for half are -0.5
 
 
+def test_old_rows_make_a_model_with_its_own_encoder_to_compare_with(cli: Chrion) -> None:
+    """It knows the rates of categories that the pipeline lacks: 0.95 or 0.05, so that theory's AUC is 0.95."""
+    pytest.importorskip("lightgbm", reason="no LightGBM in this environment")
+    rng = np.random.default_rng(0)
+
+    def rows(number: int) -> Any:
+        city = rng.integers(0, 300, number)
+        y = rng.random(number) < np.where(city % 2, 0.95, 0.05)
+        return pa.table({"city": [f"c{at}" for at in city], "y": y.astype(np.int64)})
+
+    new, old = rows(1500), rows(20_000)
+    _, report = chrion.finetune(with_target_encoder(), new, old=old)
+    auc = {rival.name: rival.measures.gain for rival in report.rivals if rival.measures}
+    assert auc["old and new rows"] == pytest.approx(0.95, abs=0.03)
+    assert auc["new rows only"] == pytest.approx(0.5, abs=0.05)
+    without = chrion.finetune(with_target_encoder(), new)[1]
+    kept = [rival for rival in report.rivals if rival.name != "old and new rows"]
+    assert kept == [*without.rivals]  # old rows have no part in anything else
+    onnx.save(with_target_encoder(), "pipeline.onnx")
+    parquet.write_table(new, "new.parquet")
+    csv.write_csv(old.rename_columns(["town", "y"]), "old.csv")
+    words = ("finetune", "pipeline.onnx", "--data", "new.parquet", "-o", "better.onnx", "--old", "old.csv")
+    assert_refused(cli(*words), "old.csv: no column 'city'")
+
+
 def with_prior_shift(rows: int = 6000) -> Any:
     """Return rows of a binary classifier of which three quarters of the second class are left out."""
     table = drifted(binary(), 0.0, rows=rows)

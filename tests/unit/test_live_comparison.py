@@ -401,3 +401,10 @@ def test_a_window_far_above_the_expected_latency_is_slow_in_any_case() -> None:
     """The timing of a candidate that was eliminated early may be too long."""
     served = simulate(compare(1.0, 9.0), always(3.0), always(1.5), 4000)
     assert sum(served.diverted[-3000:]) > 0.98 * 3000
+
+
+def test_trials_of_slow_requests_are_short() -> None:
+    """A session that is slower than when it was timed tries one thread for some seconds, not for 28 requests."""
+    served = simulate(compare(130.0, 130.0), always(160.0), always(270.0), 100)
+    assert 0 < sum(served.diverted) <= 8
+    assert served.ends_s[len(served.diverted) - served.diverted[::-1].index(True) - 1] < 4.0

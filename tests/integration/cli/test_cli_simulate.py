@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 import chrion
+from chrion.cli import console
 from chrion.zoo import build
 from command_line import Chrion, assert_each_refused, assert_refused
+from seams.commands import replace_clock
 
 FIND = ("--find", "servers", "--until", "p99<=5ms")
 
@@ -24,6 +32,26 @@ def test_tables(cli: Chrion) -> None:
     assert "By model" in out
     assert "By server" in out
     assert "response time is above 80 ms" in cli(*words, "--set", "slo.latency_ms=80", "--set", "measure=response")[1]
+
+
+def test_a_long_step_reports_its_progress(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where stderr is no terminal, lines about a step are at least 10 s apart."""
+    clock = itertools.count(0.0, 6.0)  # each replication takes 6 s
+    replace_clock(monkeypatch, console, SimpleNamespace(monotonic=lambda: next(clock), perf_counter=time.perf_counter))
+    err = cli("simulate", "table7", "--set", "requests=50", "--replications", "4", "--workers", "1")[2]
+    assert [line.rpartition("table7")[2] for line in err.splitlines()] == [" ...", ", 2 of 4 ...", ", 4 of 4 ..."]
+
+
+def test_intervals_of_times_that_include_zero_are_marked(cli: Chrion) -> None:
+    """No response time is 0 ms: intervals that say so come from too few values, here of two seeds."""
+    words = ("simulate", "table7", "--set", "requests=60", "--replications", "2", "--workers", "1")
+    out = cli(*words)[1]
+    assert "? if one includes 0" in out
+    body = json.loads(cli(*words, "--json")[1])["intervals"]
+    times = [entry for row in body.values() for name, entry in row.items() if name in {"mean", "p50", "p95", "p99"}]
+    wide = [entry for entry in times if entry["half_width"] >= entry["mean"]]
+    assert out.count("±?") == len(wide) > 0
+    assert all(float(half) < float(value) for value, half in re.findall(r"([\d.]+) ±([\d.]+)", out))
 
 
 def test_json_and_plot(cli: Chrion) -> None:

@@ -73,8 +73,18 @@ def scenario(tmp_path: Path, cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> Pa
     file.write_text(SCENARIO, encoding="utf-8")
     code, _, err = cli("replay", str(file), "--write-models", str(tmp_path / "models"), "--pattern", "large")
     assert code == 0, err
-    assert "--host-budget 55MB --serving-policy lru,demand,none" in err
+    assert err.endswith(f"--scenario {file} --accelerator none --host-budget 55MB\n")
     return file
+
+
+def test_the_printed_command_has_policies_that_a_server_knows(scenario: Path, tmp_path: Path, cli: Chrion) -> None:
+    """Those that options change, and a scenario that a server refuses, are not named by the scenario."""
+    words = ("--write-models", str(tmp_path / "a b"), "--set", "policies.eviction=lfu")
+    err = cli("replay", str(scenario), *words)[2]
+    assert err.endswith(f"chrion serve '{tmp_path / 'a b'}' --serving-policy lfu,demand,none --host-budget 55MB\n")
+    scenario.write_text(f"{SCENARIO}[policies]\nkeep_alive_s = 120\n", encoding="utf-8")
+    err = cli("replay", str(scenario), "--write-models", str(tmp_path / "kept"))[2]
+    assert "--serving-policy lru,demand,none --host-budget 55MB" in err
 
 
 def test_measured_beside_predicted(scenario: Path, cli: Chrion) -> None:
