@@ -1,7 +1,7 @@
 """What else could be done: ``refit``, continued boosting, a model of the new rows alone, one of old and new rows.
 
-These are measured beside the tuned model and not handed back. Boosting needs LightGBM, which is optional. With old rows,
-target encoders are fitted anew, too.
+These are measured beside the tuned model and not handed back. Boosting needs LightGBM, which is optional. With old
+rows, target encoders are fitted anew, too.
 """
 
 from __future__ import annotations

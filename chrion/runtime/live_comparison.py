@@ -10,8 +10,8 @@ than a plain session was, the one-thread session serves a few requests in its pl
 Bound of the cost, while the mean latencies of both engines stay as they are: the slower engine serves
 
 - the first :data:`_SLOW_WINDOWS` windows, until it is noticed,
-- trials, of :data:`_PLAN_TRIAL` or :data:`_PLAIN_TRIAL` requests, or with slow requests fewer. The number of requests between two trials doubles
-  from the first to the last of :data:`_PLAIN_GAPS`, or of :data:`_PLAN_GAPS` for trials of the plan. While other
+- trials, of :data:`_PLAN_TRIAL` or :data:`_PLAIN_TRIAL` requests, or with slow requests fewer. The number of requests
+  between two trials doubles from the first to the last of :data:`_PLAIN_GAPS`, or of :data:`_PLAN_GAPS` for trials of the plan. While other
   processes are known to use cores, it is one of :data:`_BUSY_GAPS`: the plan is likely slow for as long as they do,
   and their end is noticed. So in the long run less than one request in 100 is in a trial of the plan, and one in 1000
   beside such processes. A trial is put off until its predecessor's extra time is at most :data:`_EXCESS` of the time
@@ -66,8 +66,8 @@ class _Trial(NamedTuple):
 #: and under a quota it waits for the CPU time that the plan has used.
 _PLAN_TRIAL = _Trial(warm_up=2, requests=8, least_s=0.1, clear_after=2, clearly=1.3)
 _PLAIN_TRIAL = _Trial(warm_up=4, requests=24, least_s=0.15, clear_after=12, clearly=4.0)
-#: With slow requests, a trial ends after as few as a window has, if they have taken so many seconds: ten periods of a quota
-#: of CPU time, for which 24 requests are needed if they are quick.
+#: With slow requests, a trial ends after as few as a window has, if they have taken so many seconds: ten periods of a
+#: quota of CPU time, for which 24 requests are needed if they are quick.
 _LONG_TRIAL_S = 1.0
 #: Number of requests between two trials, at first and at most: of the one-thread session, of the plan, and of the plan
 #: while other processes use cores.
