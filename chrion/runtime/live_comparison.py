@@ -11,12 +11,12 @@ Bound of the cost, while the mean latencies of both engines stay as they are: th
 
 - the first :data:`_SLOW_WINDOWS` windows, until it is noticed,
 - trials, of :data:`_PLAN_TRIAL` or :data:`_PLAIN_TRIAL` requests, or with slow requests fewer. The number of requests
-  between two trials doubles from the first to the last of :data:`_PLAIN_GAPS`, or of :data:`_PLAN_GAPS` for trials of the plan. While other
-  processes are known to use cores, it is one of :data:`_BUSY_GAPS`: the plan is likely slow for as long as they do,
-  and their end is noticed. So in the long run less than one request in 100 is in a trial of the plan, and one in 1000
-  beside such processes. A trial is put off until its predecessor's extra time is at most :data:`_EXCESS` of the time
-  since. Once the plan is slower than before the last trial by :data:`_CHANGED`, it is :data:`_EXCESS_CHANGED`, and no
-  gap is kept.
+  between two trials doubles from the first to the last of :data:`_PLAIN_GAPS`, or of :data:`_PLAN_GAPS` for trials of
+  the plan. While other processes are known to use cores, it is one of :data:`_BUSY_GAPS`: the plan is likely slow for
+  as long as they do, and their end is noticed. So in the long run less than one request in 100 is in a trial of the
+  plan, and one in 1000 beside such processes. A trial is put off until its predecessor's extra time is at most
+  :data:`_EXCESS` of the time since. Once the plan is slower than before the last trial by :data:`_CHANGED`, it is
+  :data:`_EXCESS_CHANGED`, and no gap is kept.
 - after a trial that noise has won, up to :data:`_PROBATION` windows.
 
 After a change of the means the bound applies anew. A change in favour of the plan is noticed after the last gap at the
