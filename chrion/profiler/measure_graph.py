@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 
 #: Maximum operators that are measured together, and maximum bytes of their weights, inputs and outputs: rounds over
 #: them last longer than short interference, and their sessions, which take many times these bytes, are open at the same
-#: time (SqueezeNet: a peak of 530 MB with 64 MB, of 190 MB with 8 MB).
-_TOGETHER, _TOGETHER_BYTES = 16, 8e6
+#: time (SqueezeNet: a peak of 260 MB with 16 operators, of 225 MB with 8).
+_TOGETHER, _TOGETHER_BYTES = 8, 8e6
 
 #: A function that is called after each operator with the number done, the total number, and the type of the last one.
 Progress = Callable[[int, int, str], None]

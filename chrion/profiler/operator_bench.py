@@ -110,14 +110,15 @@ class OperatorBench:
         # Each copy has its own packed weights, and together they should fit the cache. An embedding reads a few rows.
         touched = min(dag.weight_total(operator), _touched_bytes(extractor.graph, operator))
         warm = (private_cache_bytes(physical_cores()[0]) or math.inf) / 2 / max(1.0, touched)
-        self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, warm, _MAX_COPIES)))
+        copies = self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, warm, _MAX_COPIES)))
         self._single = self._copies = single
-        sub = extract(self.copies) if self.copies > 1 else None
+        sub = extract(copies) if copies > 1 else None
         if sub:
             self._copies = _OperatorSession(sub, values, feeds, device)
 
+        # Without a reference to the bench: in a cycle, its sessions would stay until the next collection of garbage.
         def open_wide(cores: tuple[int, ...]) -> _OperatorSession:
-            wide = extract(self.copies, split=len(cores)) if native else sub or extract(1)
+            wide = extract(copies, split=len(cores)) if native else sub or extract(1)
             return _OperatorSession(wide, values, feeds, device, cores)
 
         #: Returns a session that runs every operator on several cores. Each packs the weights again.

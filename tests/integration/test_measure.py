@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -177,6 +179,19 @@ def test_threads_on_all_cores_time_one_operator() -> None:
     assert min(times_ms) > 0
     assert threading.active_count() == before
     assert bench.copies > 1  # a small operator is measured with several copies
+
+
+def test_sessions_end_with_their_bench(stack: Graph) -> None:
+    """They are not part of a cycle, in which those of many operators would stay open."""
+    bench = OperatorBench(measure_graph.Extractor(stack), 0, {})
+    bench.time_wide([0])
+    alive = weakref.ref(bench)
+    gc.disable()
+    try:
+        del bench
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_the_time_of_a_weight_reload_is_measured() -> None:
