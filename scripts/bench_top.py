@@ -69,7 +69,7 @@ STAGE_BUDGETS = (100, 400)
 #: Evaluations of GPG's training for each case, and the most walks of it in both forms (the printed one is slow).
 TRAINING_BUDGET = 400
 TRAINING_WALKS: Mapping[gpg.Form, int] = {"corrected": 2000, "printed": 500}
-PLAN_BUDGETS, SMALL_BUDGETS = (32,), (32, 320)
+PLAN_BUDGETS = (32,)
 #: Modules of the small problems, each of two models.
 SMALL = 3
 #: Steps of MADDPG's learning curve, and the transitions from which it learns.
@@ -348,7 +348,7 @@ def main() -> None:
             small.append(problem(pair, short, small_table, 2, seed))  # type: ignore[arg-type] # two rows each
     table = launcher_table(problems, PLAN_BUDGETS, exhaustive=False)
     print(f"\n{table}", flush=True)
-    tiny = launcher_table(small, SMALL_BUDGETS, exhaustive=True)
+    tiny = launcher_table(small, PLAN_BUDGETS, exhaustive=True)
     print(f"\n{tiny}", flush=True)
     texts = (
         f"{len(problems)} problems of three models.",

@@ -39,6 +39,10 @@ def multi(
         str | None,
         typer.Option("--policy", metavar="NAME", help=_POLICY_HELP, show_default="edf with a deadline, else fair"),
     ] = None,
+    priorities: Annotated[
+        str | None,
+        typer.Option(metavar="0,1", help="Priority of each model for --policy priority; 0 is the highest."),
+    ] = None,
     queue: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum waiting tasks of a model.")] = 64,
     drop: Annotated[str, typer.Option(metavar="newest|oldest", help="The task that a full queue drops.")] = "newest",
     drop_late: Annotated[
@@ -75,7 +79,10 @@ def multi(
     Exit code 3: more than 1 % of a model's tasks miss their deadline or are dropped, or tasks pile up.
     """
     names = _names(models)
-    per_s = dict(zip(names, _numbers(rates, len(names)), strict=True))
+    per_s = dict(zip(names, _numbers("--rates", rates, len(names)), strict=True))
+    if priorities and policy_name != "priority":
+        raise OptionError("--priorities: only with --policy priority")
+    ranks = _ranks(priorities, len(names)) if priorities else []
     deadlines = dict(zip(names, _each("--deadline", deadline, len(names)), strict=True)) if deadline else None
     providers = dict(zip(names, _each("--accelerator", accelerator or "none", len(names)), strict=True))
     seconds = parse_duration_ms(duration, "--duration") / 1e3
@@ -89,6 +96,7 @@ def multi(
             rates=per_s,
             deadlines=deadlines,
             policy=policy_name,
+            priorities=dict(zip(names, ranks, strict=True)) if ranks else None,
             background=background,
             accelerators=providers,
             **options,
@@ -110,7 +118,7 @@ def multi(
         results["measured"] = measured = summarise(served, spans, arrivals, session.lanes)
         explanation = session.explain()
     if trace:
-        write_atomically(trace, chrome_trace([block_chart("measured", spans)]))
+        write_atomically(trace, chrome_trace([block_chart("measured", spans, session.cpu_lanes)]))
     if as_json:
         content = {title: _plain(result) for title, result in results.items()}
         show_json({"policy": session.policy, "lanes": session.lanes, "rates": per_s, **content})
@@ -144,22 +152,34 @@ def _each(option: str, text: str, count: int) -> list[str]:
     return parts * count if len(parts) == 1 else parts
 
 
-def _numbers(text: str, count: int) -> list[float]:
-    """Return the rates.
+def _numbers(option: str, text: str, count: int) -> list[float]:
+    """Return numbers above zero.
 
     Raises:
-        OptionError: One is not a number above zero.
+        OptionError: One is none.
     """
     numbers = []
-    for part in _each("--rates", text, count):
+    for part in _each(option, text, count):
         try:
             number = float(part)
         except ValueError:
             number = math.nan
         if not (math.isfinite(number) and number > 0):
-            raise OptionError(f"--rates {text}: {part!r} is not a number above zero", hint="for example 30,60,120")
+            raise OptionError(f"{option} {text}: {part!r} is not a number above zero", hint="for example 30,60,120")
         numbers.append(number)
     return numbers
+
+
+def _ranks(text: str, count: int) -> list[int]:
+    """Return priorities.
+
+    Raises:
+        OptionError: One is no whole number of at least 0.
+    """
+    parts = _each("--priorities", text, count)
+    if odd := next((part for part in parts if not part.isdecimal()), None):
+        raise OptionError(f"--priorities {text}: {odd!r} is not a whole number of at least 0", hint="for example 0,1,1")
+    return [int(part) for part in parts]
 
 
 def _plain(result: LoadResult) -> dict[str, Any]:

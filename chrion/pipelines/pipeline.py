@@ -62,7 +62,7 @@ class Pipeline:
         self.session = _open(self.proto, self.name)
         self.inputs = [TensorInfo(i.name, i.type, tuple(i.shape)) for i in self.session.get_inputs()]
         try:
-            self.ensemble = _completed(read_ensemble(self.node, self._dtype()))
+            self.ensemble = _completed(_with_one_score(read_ensemble(self.node, self._dtype())))
             self.loss = _loss(self.ensemble, self.node)
         except RewriteError as refusal:
             raise ModelError(f"{self.name}: {refusal.message}") from refusal
@@ -283,6 +283,23 @@ def _open(model: onnx.ModelProto, where: str) -> ort.InferenceSession:
         raise
     except Exception as error:
         raise ModelError(f"{where}: onnxruntime refuses it: {first_line(error)}") from error
+
+
+def _with_one_score(ensemble: TreeEnsemble) -> TreeEnsemble:
+    """Return a classifier whose two classes have opposite scores, as CatBoost's, with those of the second class alone.
+
+    The probabilities are the same: the logistic function of the one is 1 less that of the other.
+    """
+    of_both = ensemble.labels is not None and ensemble.targets == 2 and ensemble.transform == "LOGISTIC"
+    if not of_both or ensemble.base.any() or not (ensemble.leaf_weights[:, 0] == -ensemble.leaf_weights[:, 1]).all():
+        return ensemble
+    kept = ensemble.entry_targets == 1
+    return replace(
+        ensemble,
+        entry_leaves=ensemble.entry_leaves[kept],
+        entry_targets=np.zeros(kept.sum(), ensemble.entry_targets.dtype),
+        entry_weights=ensemble.entry_weights[kept],
+    )
 
 
 def _completed(ensemble: TreeEnsemble) -> TreeEnsemble:

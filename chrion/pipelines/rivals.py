@@ -41,6 +41,8 @@ def rivals(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[Rival
         yield Rival("refit", measured(problem.part(rows.held).predict(weights)))
         margins = problem.raw(problem.original)
         yield _measured("continued", partial(_boosted, rows, features, margins, seed), measured)
+    else:
+        yield from (Rival(name, None, "for two classes and numbers only") for name in ("refit", "continued"))
     yield _measured("new rows only", partial(_boosted, rows, features, None, seed), measured)
 
 

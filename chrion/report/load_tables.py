@@ -33,10 +33,22 @@ def load_line(title: str, result: LoadResult) -> str:
     return f"{title}: {verdict}; lanes busy {result.utilisation:.0%} of the time"
 
 
-def block_chart(title: str, spans: Sequence[BlockSpan]) -> LaneChart:
-    """Return the chart of the blocks that ran; a viewer of traces gives those of one model one colour."""
+def block_chart(title: str, spans: Sequence[BlockSpan], cpu_lanes: int) -> LaneChart:
+    """Return the chart of the blocks that ran; a viewer of traces gives those of one model one colour.
+
+    Args:
+        title: Its title.
+        spans: The blocks; the first lanes are those of the CPU.
+        cpu_lanes: How many these are.
+    """
     models = {name: at for at, name in enumerate(dict.fromkeys(span.model for span in spans))}
-    return LaneChart(title, tuple(LaneSpan(s.lane + 1, s.start_ms, s.end_ms, s.model, models[s.model]) for s in spans))
+
+    def number(lane: int) -> int:
+        return lane + 1 if lane < cpu_lanes else cpu_lanes - lane
+
+    return LaneChart(
+        title, tuple(LaneSpan(number(s.lane), s.start_ms, s.end_ms, s.model, models[s.model]) for s in spans)
+    )
 
 
 def _latency(ms: float) -> str:

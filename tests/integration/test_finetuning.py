@@ -122,6 +122,22 @@ def test_all_kinds_of_ensembles_are_tuned(case: str) -> None:
         np.testing.assert_allclose(scores.sum(axis=1), 1, atol=1e-5)
 
 
+def test_opposite_scores_of_two_classes_are_tuned_as_one() -> None:
+    """CatBoost writes each leaf for both classes: the tuned model is that of the second class's scores alone."""
+    one = binary()
+    both = replace(
+        one,
+        entry_leaves=np.repeat(one.entry_leaves, 2),
+        entry_targets=np.tile([0, 1], len(one.entry_leaves)),
+        entry_weights=np.stack([-one.entry_weights, one.entry_weights], axis=1).ravel(),
+    )
+    kind, table, x = "TreeEnsembleClassifier", drifted(one, 0.7), rows_of(5, 50)
+    np.testing.assert_allclose(run(tree_model(both, kind), {"x": x})[1], run(tree_model(one, kind), {"x": x})[1], 1e-5)
+    tuned, expected = (chrion.finetune(tree_model(made, kind), table) for made in (both, one))
+    assert tuned[1].adopted
+    np.testing.assert_allclose(*(run(model, {"x": x})[1] for model, _ in (tuned, expected)), atol=1e-5)
+
+
 def encoded() -> onnx.ModelProto:
     """Return a pipeline of one input a column: numbers, and a text that is looked up in a table."""
     made = binary()
@@ -221,6 +237,7 @@ def test_the_command_writes_a_model_that_is_better(cli: Chrion) -> None:
     assert "written: better.onnx: better in AUC and log loss" in out
     assert "tuned vs. original: AUC +" in out
     assert onnx.load("better.onnx").graph.node[0].op_type == "LabelEncoder"
+    onnx.checker.check_model("better.onnx", full_check=True)
     code, out, _ = cli(*words, "--force", "--json")
     assert json.loads(out)["written"] == "better.onnx"
     assert_refused(cli(*words), "the file exists")

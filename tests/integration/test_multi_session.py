@@ -31,6 +31,7 @@ from chrion.serving.multi.policies import POLICIES
 from chrion.serving.multi.session import MultiSession
 from chrion.serving.multi.top_search import TopPlanner
 from chrion.zoo import build
+from helpers import FLOAT, INT64, make_model, node, value
 from server_client import wait_until
 
 SMALL = {"resolution": 64, "width": 0.25}
@@ -208,6 +209,18 @@ def test_a_failing_block_fails_its_task_only(
             session.submit("light", FEED).result(60)
         assert session.submit("light", FEED).result(60)["Y"].shape == (1, 1000)
         assert session.counts()["light"] == {"failed": 1, "done": 1, "waiting": 0}
+
+
+def test_a_block_that_raises_fails_its_task_only() -> None:
+    """An index out of range is onnxruntime's error; the next task is served."""
+    nodes = [node("Gather", ["w", "X"], ["g"]), node("Relu", ["g"], ["Y"])]
+    rows = make_model(nodes, [value("X", INT64, [2])], [value("Y", FLOAT, [2])], {"w": np.arange(4, dtype=np.float32)})
+    with MultiSession({"rows": rows}, block="0.1ms") as session:
+        with pytest.raises(Exception, match="out of data bounds"):
+            session.submit("rows", {"X": np.array([1, 9])}).result(60)
+        found = session.submit("rows", {"X": np.array([1, 3])}).result(60)
+        np.testing.assert_array_equal(found["Y"], [1, 3])
+        assert session.counts()["rows"] == {"failed": 1, "done": 1, "waiting": 0}
 
 
 def test_a_stream_keeps_its_latest_frame(models: dict[str, onnx.ModelProto], gate: threading.Event) -> None:

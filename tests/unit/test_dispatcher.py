@@ -371,7 +371,7 @@ def test_many_tasks_leave_nothing_behind() -> None:
     assert serve(99_000) < first + 100
 
 
-@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"static", "top"}))
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"top"}))
 def test_no_task_starves(policy: str) -> None:
     """Beside tasks that take all of the time and are more urgent, a task is over after a bounded time.
 

@@ -29,6 +29,8 @@ class LaneLayout(NamedTuple):
 
     #: The number of lanes; the first ones are those of the CPU.
     lanes: int
+    #: How many these are.
+    cpu_lanes: int
     #: How many of them are pinned to a core each.
     pinned: int
     #: The lanes of each model; models that are not named have the other lanes.
@@ -54,11 +56,11 @@ def lay_out_lanes(
     on_cpu = {name: own for name, own in rules.items() if name not in accelerators}
     own_lanes, niceness = _classes(on_cpu, cores) if background else ({}, {})
     count = len(niceness) if background else cores if on_cpu else 0
-    pinned = 0 if background else count
+    cpu_lanes, pinned = count, 0 if background else count
     for provider in dict.fromkeys(accelerators.values()):
         lanes = range(count, count := count + _ACCELERATOR_LANES)
         own_lanes |= {name: lanes for name, other in accelerators.items() if other == provider}
-    return LaneLayout(count, pinned, own_lanes, niceness)
+    return LaneLayout(count, cpu_lanes, pinned, own_lanes, niceness)
 
 
 def _classes(rules: Mapping[str, ModelRules], cores: int) -> tuple[dict[str, range], dict[int, int]]:

@@ -107,7 +107,7 @@ class MultiSession:
             raise OptionError(f"shapes: model {fixed[0]!r} runs whole on an accelerator, with any shapes")
         self._cores = cores or len(physical_cores())
         layout = lay_out_lanes(rules, self._cores, self._providers, background=background)
-        self._lane_niceness = layout.niceness
+        self._cpu_lanes, self._lane_niceness = layout.cpu_lanes, layout.niceness
         #: The niceness of the lanes of each model in the mode ``background``.
         self.niceness = {n: layout.niceness[own[0]] for n, own in layout.own_lanes.items() if own[0] in layout.niceness}
         options: dict[str, Any] = {"drop_late": drop_late, "patience_ms": patience_ms}
@@ -166,6 +166,11 @@ class MultiSession:
     def lanes(self) -> int:
         """The number of lanes."""
         return self._core.lanes
+
+    @property
+    def cpu_lanes(self) -> int:
+        """The number of lanes of the CPU, which come first; the others are of accelerators."""
+        return self._cpu_lanes
 
     def new_dispatcher(self) -> Dispatcher:
         """Return a dispatcher without tasks that decides as this session does, for simulations."""

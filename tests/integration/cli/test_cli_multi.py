@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from chrion.zoo import build
-from command_line import Chrion, assert_each_refused
+from command_line import Chrion, assert_each_refused, assert_refused
 
 SMALL = {"resolution": 64, "width": 0.25}
 
@@ -38,6 +38,21 @@ def test_light_loads_are_sustained(cli: Chrion, models: list[str], tmp_path: Pat
         assert 0 < result["utilisation"] <= 1
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {e["name"] for e in events if e["ph"] == "X"} == {"squeezenet", "googlenet"}
+
+
+def test_priorities_decide(cli: Chrion, models: list[str]) -> None:
+    """Beside a model that takes all of the time, one of a higher priority misses less than of a lower one."""
+    words = ["--rates", "40,20000", "--deadline", "50ms,1s", "--duration", "200ms", "--cores", "1"]
+    words += ["--policy", "priority"]
+
+    def missed(priorities: str) -> float:
+        out = cli("multi", models[1], models[0], *words, "--priorities", priorities, "--queue", "2000", "--json")[1]
+        return float(json.loads(out)["predicted"]["models"]["googlenet"]["missed"])
+
+    assert missed("0,1") < missed("1,0")
+    assert_refused(cli("multi", *models, "--rates", "1", "--priorities", "0,1"), "only with --policy priority")
+    wrong = ("--policy", "priority", "--priorities", "0,-1")
+    assert_refused(cli("multi", *models, "--rates", "1", *wrong), "'-1' is not a whole number")
 
 
 def test_overload_is_found(cli: Chrion, models: list[str]) -> None:
