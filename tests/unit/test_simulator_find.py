@@ -252,6 +252,16 @@ def test_queues_that_grow_for_another_reason_than_work_are_no_capacity() -> None
     assert limit.beyond.offered_load == pytest.approx(0.5, rel=0.02)
 
 
+def test_values_that_are_not_clear_do_not_end_a_search() -> None:
+    """With few requests many neighbours may meet a condition; a bracket has a value beyond that clearly does not."""
+    servers = [{"count": 2, "hardware": "l4+epyc-16", "gpu_memory_gb": 12}]
+    content = {"catalogue": "table6", "patterns": ["memory-optimal"], "servers": servers}
+    scenario = ScenarioSource("few", content | {"workload": {"requests": 500, "rate_per_s": 5}}, Path())
+    limit = search("rate", Condition("violations", 0.01), scenario)
+    assert limit.beyond is not None
+    assert limit.beyond.met in {MISSED, GROWS}
+
+
 def test_the_number_of_models_is_found_between_copies() -> None:
     """The search counts single models, not copies of all nine; more models include fewer, in the given proportion."""
     limit = search("models", Condition("swapping", 0.02), source(rate_per_s=10.0))

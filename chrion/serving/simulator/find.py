@@ -36,7 +36,7 @@ FIND_SCHEMA = "chrion.simulation-find/2"
 #: Values in a row beyond a limit that must clearly not meet the condition, and before it that clearly must (a choice,
 #: not measured).
 BEYOND = 6
-#: Values that are tried on one side of a limit at most.
+#: Values on one side of a limit after which each step is twice the one before (a choice, not measured).
 _SCANNED = 48
 #: Neighbours of values above this number differ by 1 %: finer steps do not change a decision.
 _RESOLUTION = 100
@@ -347,14 +347,14 @@ class Search:
     def _scan(self, start: int, direction: int, agrees: Callable[[Probe], bool]) -> int:
         """Try values from a position on, until several in a row agree with what is expected; return the last one."""
         step = direction * (1 if self._quantity.relative else max(1, abs(start) // _RESOLUTION))
-        at, in_a_row = start, 0
-        for _ in range(_SCANNED):
-            if not self._first <= at + step <= self._last or at + step > self._enough:
+        at, in_a_row, tried = start, 0, 0
+        while in_a_row < BEYOND:
+            after = max(self._first, min(at + step, self._last, self._enough))
+            if after == at:
                 break
-            at += step
+            at, tried = after, tried + 1
             in_a_row = in_a_row + 1 if agrees(self._probe(at)) else 0
-            if in_a_row == BEYOND:
-                break
+            step *= 2 if tried >= _SCANNED and not in_a_row else 1
         return at
 
     def _scan_easier(self, start: int) -> None:
