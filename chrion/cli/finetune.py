@@ -106,7 +106,7 @@ def _show(report: FinetuningReport, written: outputs.Output) -> None:
         table.add_row(rival.name, *_figures(rival), rival.note)
     show(
         table,
-        f"tuned vs. original: {gain} {_change(report.gain)}, {loss} {_change(report.loss)}",
+        f"tuned vs. original, mean of all times: {gain} {_change(report.gain)}, {loss} {_change(report.loss)}",
         *filter(None, [report.shift_line, report.calibration_line, report.rival_line, report.cost_line]),
         *(["interrupted"] if report.interrupted else []),
         f"fitted {_parts(report)} on {fit + choose} rows in {format_ms(report.seconds * 1e3)}",

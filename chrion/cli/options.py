@@ -123,7 +123,9 @@ PrecisionOption = Annotated[
 MaxErrorOption = Annotated[
     float | None,
     typer.Option(
-        "--max-error", metavar="E", help="Largest error with --precision bf16, relative to the largest output: 0.01."
+        "--max-error",
+        metavar="E",
+        help="Largest error with --precision bf16, relative to the largest output, for example 0.01.",
     ),
 ]
 StreamsOption = Annotated[

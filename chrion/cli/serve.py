@@ -126,8 +126,8 @@ def serve(
         raise OptionError("--poll: only with --model-control poll")
     devices = options.DeviceOptions(
         accelerator or ("auto" if gpu_budget or scenario else "none"),
-        parse_size_mb(gpu_budget, "--gpu-budget") if gpu_budget else scenario_bytes / 1e6,
-        parse_size_mb(host_budget, "--host-budget") if host_budget else None,
+        _parse_bytes(gpu_budget, "--gpu-budget") / 1e6 if gpu_budget else scenario_bytes / 1e6,
+        _parse_bytes(host_budget, "--host-budget") / 1e6 if host_budget else None,
         needs_gpu=gpu_budget is not None,
     )
     policies = options.parse_policies(serving_policy, base, routing=bool(ray))

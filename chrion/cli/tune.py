@@ -37,6 +37,7 @@ from chrion.runtime.selection.comparison_summary import candidate_name
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.runtime.selection.offline_tuning import tune_offline
+from chrion.runtime.selection.plan_memory import explain_refusal, never_fits
 from chrion.runtime.selection.shipped import ShippedDecision, holds_decisions, shipped_path, write_beside
 from chrion.scheduler.plan_options import PlanOptions
 
@@ -220,10 +221,17 @@ def _show(
         reliable = "no" if decision.uncertain else "yes"
         table.add_row(model.name, _format(shipped.shapes), candidate_name(decision.winner), latency, plain, reliable)
     reasons = [f"{model.name}{_format(s.shapes, before=', ')}: {s.decision.evidence}" for model, _, s in rows]
+    refused = [
+        f"{model.name}{_format(s.shapes, before=', ')}: sessions run plain all the same: "
+        f"{explain_refusal(s.decision.footprint)}"
+        for model, _, s in rows
+        if s.decision.plan and s.decision.footprint and never_fits(s.decision.footprint)
+    ]
     missed = [f"{model.name}: {s.decision.missed}" for model, _, s in rows if s.decision.missed]
     show(
         table,
         *reasons,
+        *refused,
         *missed,
         f"for sessions created with: {call}",
         *(f"written: {path}" for path in written if path),

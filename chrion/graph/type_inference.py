@@ -18,6 +18,8 @@ from chrion.graph.ort_sessions import open_analysis
 from chrion.graph.trees.operators import target_count
 from chrion.graph.unsafe_trees import CLASSIFIER, is_tree_ensemble
 
+#: Operators of ai.onnx.ml whose output has the shape of their input.
+_ALIKE = frozenset({"Binarizer", "Imputer", "LabelEncoder", "Normalizer", "Scaler"})
 #: Operators of com.microsoft whose second and third outputs are caches of shape (batch, heads, length, size).
 _CACHING = frozenset(
     {"DecoderMaskedMultiHeadAttention", "GroupQueryAttention", "MultiHeadAttention", "SparseAttention"}
@@ -38,7 +40,7 @@ def infer_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-    model, types = _with_tree_shapes(model, _infer(model, folder), folder)
+    model, types = _with_classical_shapes(model, _infer(model, folder), folder)
     caches = _caches(model, types)
     if not caches:
         return types
@@ -56,15 +58,16 @@ def infer_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
     return types | _infer(fed, folder) | caches
 
 
-def _with_tree_shapes(
+def _with_classical_shapes(
     model: onnx.ModelProto, types: dict[str, TensorInfo], folder: Path
 ) -> tuple[onnx.ModelProto, dict[str, TensorInfo]]:
-    """Return a model with the shapes of the outputs of tree ensembles, which onnxruntime does not infer, and its types.
+    """Return a model with shapes of operators of ``ai.onnx.ml`` that onnxruntime does not infer, and its types.
 
-    Only shapes of which the number of rows is known are added. Ensembles may follow each other.
+    They are those of the outputs of tree ensembles, of which the number of rows is known, and of operators that keep
+    the shape of their input. These may follow each other.
     """
     stated: dict[str, tuple[int, ...]] = {}
-    while found := {name: shape for name, shape in _tree_shapes(model, types) if name not in stated}:
+    while found := {name: shape for name, shape in _classical_shapes(model, types) if name not in stated}:
         stated |= found
         shaped = onnx.ModelProto()
         shaped.CopyFrom(model)
@@ -76,10 +79,15 @@ def _with_tree_shapes(
     return model, types
 
 
-def _tree_shapes(model: onnx.ModelProto, types: Mapping[str, TensorInfo]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the outputs of tree ensembles with a known number of rows, and their shapes."""
+def _classical_shapes(model: onnx.ModelProto, types: Mapping[str, TensorInfo]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield outputs of tree ensembles and of operators that keep a shape, and their shapes, if these are known."""
     for node in model.graph.node:
-        if is_tree_ensemble(node):
+        if node.domain == "ai.onnx.ml" and node.op_type in _ALIKE:
+            source = types[node.input[0]].shape
+            if source is not None and types[node.output[0]].shape is None:
+                known = tuple(size for size in source if isinstance(size, int))
+                yield from [(node.output[0], known)] if len(known) == len(source) else ()
+        elif is_tree_ensemble(node):
             source = types[node.input[0]].shape or ()
             scores: tuple[int, ...] = (target_count(node),)
             shapes = [(), scores] if node.op_type == CLASSIFIER else [scores]

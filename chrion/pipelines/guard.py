@@ -138,10 +138,10 @@ class Guard:
         if gain.low > 0 and loss.high < 0:
             new, old = self.measure(candidate), self.measure(self._original)
             if not new.beats(old):
-                reason = "it is better at earlier times, but not on the most recent rows"
+                reason = "the tuned model is better at earlier times, but not on the most recent rows"
                 return Verdict(adopted=False, reason=reason, gain=gain, loss=loss)
             if self.shift and not self._is_better_in_both_halves(candidate):
-                reason = "under prior shift, it is not better in both halves of the held-out rows"
+                reason = "under prior shift, the tuned model is not better in both halves of the held-out rows"
                 return Verdict(adopted=False, reason=reason, gain=gain, loss=loss)
             both = "AUC and log loss" if self._rows.pipeline.classes else "R2 and mean absolute error"
             reason = f"better in {both}, by intervals that exclude zero"

@@ -13,9 +13,12 @@ from chrion.serving.simulator.decoder_scenario import DecoderScenario
 from chrion.serving.simulator.find import Condition, Limit, Probe, Searched
 from chrion.serving.simulator.results import COST, SHARES
 from chrion.serving.simulator.scenario import Scenario
+from chrion.serving.simulator.scenario_models import PLANNED, SHRINK
 
 #: What an interval of cells does not contain.
 CELLS_LINE = "cells: requests are not routed to servers of other cells; fewer, larger ones show the effect"
+#: Patterns that choose variants by themselves, so that more memory may change which ones serve.
+_OWN_VARIANTS = (PLANNED, SHRINK)
 _CURVE = ("95 % interval", "utilisation", "runs", "meets it")
 
 
@@ -56,7 +59,10 @@ def search_lines(
     name: str, scenario: Scenario | DecoderScenario, limits: Sequence[Limit], *, keep_warm_up: bool
 ) -> list[str]:
     """Return lines that say what the figures of a search are."""
-    lines = ["a to b: a may meet the condition, b clearly does; [low to high]: 95 % confidence interval"]
+    ends = [(limit.possible, limit.certain) for limit in limits if limit.possible and limit.certain]
+    largest = any(possible.amount > certain.amount for possible, certain in ends)
+    which = "a clearly meets the condition, b may" if largest else "a may meet the condition, b clearly does"
+    lines = [f"a to b: {which}; [low to high]: 95 % confidence interval"]
     cut = max((probe.warm_up_requests for limit in limits for probe in limit.curve), default=0)
     never = "loads are" if isinstance(scenario, Scenario) else "single times between tokens (gap_p99) are"
     if scenario.is_steady and not keep_warm_up:
@@ -89,9 +95,15 @@ def _bracket(quantity: Searched, condition: Condition, limit: Limit) -> str:
 
 
 def _notes(quantity: Searched, condition: Condition, limit: Limit) -> Iterator[str]:
-    more, most = ("more", "fewest") if quantity.smallest else ("less", "most")
+    most = "fewest" if quantity.smallest else "most"
     if limit.possible and not limit.certain:
-        yield f"no value that was tried clearly meets it, as {more} do; more --replications narrow the interval"
+        clear = any(probe.met == find.MET for probe in limit.curve)
+        beyond_all = f"{'above' if quantity.smallest else 'below'} every value that clearly meets it, others do not"
+        yield (
+            beyond_all if clear else "no value that was tried clearly meets it; more --replications narrow the interval"
+        )
+    if limit.possible and limit.pattern in _OWN_VARIANTS and quantity.smallest:
+        yield f"not tried above {amount_text(limit.curve[-1])}, where other variants may be chosen"
     beyond = limit.beyond
     if limit.possible and beyond is None:
         side = "below" if quantity.smallest else "above"

@@ -388,6 +388,19 @@ def test_stacked_ensembles_become_tensors_in_a_graph(form: str) -> None:
     assert_same(run(whole, {"x": rows}), run(model, {"x": rows}))
 
 
+def test_operators_that_keep_a_shape_do_not_hide_that_of_trees() -> None:
+    """A Scaler is one of them. Each is an operator of its own, and trees have all of their rows."""
+    ensemble = random_ensemble(random.Random(2), "TreeEnsembleRegressor", trees=10, depth=4, targets=1)
+    model = tree_model(ensemble, "TreeEnsembleRegressor")
+    plain = chrion.load(model, {"rows": 1000})
+    scaler = helper.make_node("Scaler", ["x"], ["scaled"], domain="ai.onnx.ml", offset=[0.5], scale=[2.0])
+    model.graph.node[0].input[0] = "scaled"
+    model.graph.node.insert(0, scaler)
+    scaled = chrion.load(model, {"rows": 1000})
+    assert scaled.dag.op_types == ("Scaler", *plain.dag.op_types)
+    assert scaled.values["scaled"].shape == plain.inputs[0].shape
+
+
 def test_the_planner_keeps_the_kernel_for_a_row_and_takes_tensors_for_many(tmp_path: Path) -> None:
     """On an accelerator, a large batch runs as tensor operators, one row on a core; a plan file keeps the choice."""
     machine = hardware("l4+epyc-16")

@@ -132,7 +132,7 @@ class EngineSelector:
         if decision.plan:
             from chrion.runtime.execution.cut_engine import CutEngine  # noqa: PLC0415 - plain sessions do not need it
 
-            engine = self._open(graph, decision.plan)
+            engine = self._open(graph, replace(decision.plan, model=graph.name))  # an equal graph may have made it
             if isinstance(engine, CutEngine):
                 return self.adopt(engine, decision)
             return engine  # the accelerator has failed

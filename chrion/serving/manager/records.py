@@ -71,7 +71,7 @@ class Reason(Enum):
     """Reasons for which a request is refused."""
 
     QUEUE_FULL = "too many requests wait for this model"
-    NO_TIME = "the latency objective cannot be met at the present load"
+    NO_TIME = "the latency objective cannot be met: requests before it, or a load of the model, take too long"
     EXPIRED = "the deadline passed before the request could start"
     LOAD_FAILED = "the model cannot be loaded"
     TOO_LARGE = "the model does not fit into the memory budget"

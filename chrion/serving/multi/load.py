@@ -25,7 +25,7 @@ MISSED_SHARE = 0.01
 #: none of them is late.
 _CALIBRATION, _ANY_TIME_MS = 4, 1e9
 #: The steps of the search for the rates that fit: it ends at 1 % of the factor.
-_SEARCH_STEPS, _MAX_FACTOR = 10, 16.0
+_SEARCH_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +163,17 @@ def predict(session: MultiSession, arrivals: Sequence[Arrival], times: BlockTime
 def find_factor(
     session: MultiSession, rates: Mapping[str, float], seconds: float, times: BlockTimes, load: str = "periodic"
 ) -> float:
-    """Return the greatest factor, up to 16, by which all rates can be multiplied and are sustained, as predicted.
+    """Return the greatest factor by which all rates can be multiplied and are sustained, as predicted.
 
-    The search halves the interval between a factor that is sustained and one that is not; 0.0 if none is.
+    The search halves the interval between a factor that is sustained and one that is not, or that has the maximum of
+    arrivals; 0.0 if none is.
     """
 
     def fits(factor: float) -> bool:
         scaled = {name: factor * rate for name, rate in rates.items()}
         return predict(session, build_arrivals(scaled, seconds, load), times).sustained
 
-    greatest = min(_MAX_FACTOR, MAX_ARRIVALS / (sum(rates.values()) * seconds))
+    greatest = MAX_ARRIVALS / (sum(rates.values()) * seconds)
     low, high = 0.0, 1.0
     while high < greatest and fits(high):
         low, high = high, min(2 * high, greatest)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +36,8 @@ FIND_SCHEMA = "chrion.simulation-find/2"
 #: Values in a row beyond a limit that must clearly not meet the condition, and before it that clearly must (a choice,
 #: not measured).
 BEYOND = 6
+#: Equal figures of a value and of so many smaller ones, each half as large as the next, show that more changes nothing.
+_PLATEAU = 2
 #: Values on one side of a limit after which each step is twice the one before (a choice, not measured).
 _SCANNED = 48
 #: Neighbours of values above this number differ by 1 %: finer steps do not change a decision.
@@ -311,6 +313,8 @@ class Search:
         self.ends_early = False
         self.note: Callable[[int, str], None] = lambda _number, _text: None
         self._probes: dict[int, Probe] = {}
+        #: The figure of the last value, and how many values before it had the same.
+        self._figure, self._equal = Interval(math.nan, math.nan), 0
 
     def limit(self, pattern: str) -> Limit:
         """Return the limit."""
@@ -367,7 +371,18 @@ class Search:
             start = max(easier)
 
     def _meets(self, at: int) -> bool:
-        return self._probe(at).meets(self._condition.limit)
+        probe = self._probe(at)
+        meets = probe.meets(self._condition.limit)
+        # Until a value meets the condition, they are larger and larger: equal figures say that more changes nothing.
+        equal = probe.met != GROWS and probe.figure == self._figure and probe.figure.mean < 1
+        self._equal, self._figure = self._equal + 1 if equal else 0, probe.figure
+        if self.ends_early and self._equal >= _PLATEAU and not any(p.meets(self._condition.limit) for p in self._tried):
+            self._enough = min(self._enough, at)
+        return meets
+
+    @property
+    def _tried(self) -> Iterable[Probe]:
+        return self._probes.values()
 
     def _probe(self, at: int) -> Probe:
         at = min(at, self._enough)
