@@ -187,7 +187,7 @@ class CostOptions:
     hardware: Annotated[
         str | None,
         typer.Option(
-            metavar="L4+EPYC-16",
+            metavar="l4+epyc-16",
             autocompletion=complete_hardware,
             help="Estimate costs from the datasheets of a machine's parts: names of `chrion hardware`, or TOML files.",
         ),

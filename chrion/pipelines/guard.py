@@ -146,7 +146,7 @@ class Guard:
             both = "AUC and log loss" if self._rows.pipeline.classes else "R2 and mean absolute error"
             reason = f"better in {both}, by intervals that exclude zero"
             return Verdict(adopted=True, reason=reason, gain=gain, loss=loss)
-        worse = "worse" if gain.value < 0 or loss.value > 0 else "not better beyond chance"
+        worse = "worse" if gain.high < 0 or loss.low > 0 else "not better beyond chance"
         return Verdict(False, f"the tuned model is {worse} on the held-out rows", gain, loss)  # noqa: FBT003 - not adopted
 
     def cost(self, candidate: Candidate) -> tuple[float, float]:
