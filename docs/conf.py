@@ -50,9 +50,11 @@ def keep_first_colon(_app: Sphinx, what: str, _name: str, _object: object, _opti
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Make the lists of links on the first page the contents of the site; GitHub would show a toctree as code."""
+    """Make the lists of links on the page of contents those of the site; GitHub would show a toctree as code."""
     if page == app.config.root_doc:
-        for caption, links in re.findall(r"^## (.+)\n\n((?:- .+\n)+)", source[0], re.MULTILINE):
+        lists = (Path(app.srcdir) / "contents.md").read_text(encoding="utf-8")
+        source[0] += "\n```{toctree}\n:hidden:\n\ncontents\n```\n"
+        for caption, links in re.findall(r"^## (.+)\n\n((?:- .+\n)+)", lists, re.MULTILINE):
             pages = re.findall(r"^- \[.+?\]\((\S+)\.md\)", links, re.MULTILINE)
             source[0] += "\n".join(["", "```{toctree}", f":caption: {caption}", ":hidden:", "", *pages, "```", ""])
 

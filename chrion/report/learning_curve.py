@@ -7,6 +7,7 @@ from pathlib import Path
 from chrion.pipelines import FinetuningReport
 from chrion.report.categories import COLOURS
 from chrion.report.figures import label_axes, new_figure, save_figure
+from chrion.report.simulation_plots import line_style
 
 
 def plot_learning_curve(report: FinetuningReport, path: Path) -> None:
@@ -23,8 +24,10 @@ def plot_learning_curve(report: FinetuningReport, path: Path) -> None:
     axes = figure.subplots()
     epochs = range(1, len(report.curve) + 1)
     for at, name in enumerate(("rows to fit, while training", "rows to choose with")):
-        axes.plot(epochs, [losses[at] for losses in report.curve], ".-", color=COLOURS[at], label=name)
+        axes.plot(epochs, [losses[at] for losses in report.curve], label=name, **line_style(at, at))
     axes.axvline(report.epochs, color=COLOURS[5], linestyle="--", label=f"chosen: {report.epochs}")
-    label_axes(axes, "", "epoch", "log loss" if report.measures[1] == "log_loss" else "loss")
+    label_axes(
+        axes, f"Training of level {report.level}", "epoch", "log loss" if report.measures[1] == "log_loss" else "loss"
+    )
     axes.legend(fontsize=9, frameon=False)
     save_figure(figure, path)
