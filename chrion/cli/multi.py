@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,13 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from chrion.cli import outputs
-from chrion.cli.console import show, show_json, step
+from chrion.cli.console import note, show, show_json, step
 from chrion.cli.exit_codes import OUT_OF_REACH
-from chrion.cli.options import CoresOption, ForceOption, JsonOption
+from chrion.cli.options import CoresOption, ForceOption, JsonOption, ShapeOption
 from chrion.common.files import write_atomically
 from chrion.common.suggestions import did_you_mean
-from chrion.common.units import parse_duration_ms
+from chrion.common.units import format_shape, parse_duration_ms, parse_shape
 from chrion.errors import OptionError
+from chrion.graph.reading import read_model
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.report.lane_chart import chrome_trace
 from chrion.report.load_tables import block_chart, load_line, load_table
@@ -62,6 +64,7 @@ def multi(
             show_default="none",
         ),
     ] = None,
+    shape: ShapeOption = None,
     load: Annotated[str, typer.Option(metavar="NAME", help=f"How tasks arrive: {', '.join(LOADS)}.")] = "periodic",
     block: Annotated[str, typer.Option(metavar="5ms", help="Limit of a block's time.")] = "5ms",
     cores: CoresOption = None,
@@ -99,8 +102,14 @@ def multi(
             priorities=dict(zip(names, ranks, strict=True)) if ranks else None,
             background=background,
             accelerators=providers,
+            shapes=_shapes(
+                shape or [], {n: path for n, path in zip(names, models, strict=True) if providers[n] == "none"}
+            ),
             **options,
         )
+    for name, inputs in session.inputs.items():
+        if free := [f"{info.name} ({format_shape(info.shape)})" for info in inputs if info.free and info.shape]:
+            note(f"warning: {name}: free dimensions have size 1: {', '.join(free)}; --shape gives other sizes")
     results = {}
     with session:
         feeds = {name: {i.name: synthetic_array(i) for i in inputs} for name, inputs in session.inputs.items()}
@@ -138,6 +147,31 @@ def _names(models: list[Path]) -> list[str]:
             stem = f"{path.stem}-{count}"
         names.append(stem)
     return names
+
+
+def _shapes(texts: Sequence[str], models: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    """Return the shapes of each model that has an input or a free dimension of their names.
+
+    Raises:
+        OptionError: No model has one.
+        ModelError: A model cannot be read.
+    """
+    shapes: dict[str, dict[str, Any]] = {name: {} for name in models}
+    known = {name: _named(path) if texts else frozenset() for name, path in models.items()}
+    for part, shape in map(parse_shape, texts):
+        owners = [name for name in models if part in known[name]]
+        if not owners:
+            raise OptionError(f"--shape: no model in blocks has an input or a free dimension {part!r}")
+        for name in owners:
+            shapes[name][part] = shape
+    return {name: own for name, own in shapes.items() if own}
+
+
+def _named(path: Path) -> frozenset[str]:
+    """Return the names of a model's inputs and of their free dimensions."""
+    inputs = read_model(path)[0].graph.input
+    dimensions = {d.dim_param for info in inputs for d in info.type.tensor_type.shape.dim}
+    return frozenset({info.name for info in inputs} | dimensions)
 
 
 def _each(option: str, text: str, count: int) -> list[str]:

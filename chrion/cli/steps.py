@@ -21,7 +21,10 @@ def open_session(graph: Graph, arguments: dict[str, Any]) -> HybridSession:
     if "plan" in arguments:
         return HybridSession(graph, **arguments)
     with step(f"choosing between plans and plain onnxruntime for {graph.name}", animated=False):
-        return HybridSession(graph, **arguments)
+        session = HybridSession(graph, **arguments)
+    if graph.declared_free and session.plan:
+        note(f"for these shapes alone; whether sessions of free dimensions use the plan: chrion tune {graph.name}.onnx")
+    return session
 
 
 def time_sessions(candidates: Mapping[str, SessionFactory], rounds: int) -> tuple[list[Timing], bool]:

@@ -188,9 +188,14 @@ class EngineTable:
         For shapes tuned before their first request, which need the plain session only if a plan is refused.
         """
         fits = has_room(self._engines, footprint, plain_open=self.needs_plain())
-        for shapes in [] if fits else find_excess(self._engines):
-            del self._engines[shapes]
+        if not fits:
+            self.make_room_for_plain()
         return fits
+
+    def make_room_for_plain(self) -> None:
+        """Remove the plans that have no room beside the plain session, which serves some shapes from now on."""
+        for shapes in find_excess(self._engines):
+            del self._engines[shapes]
 
     def find_room(self, shapes: Shapes, footprint: Footprint, requests: int) -> list[Shapes] | None:
         """Choose the plans to remove for one of some shapes beside the plain session.

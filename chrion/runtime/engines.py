@@ -437,6 +437,8 @@ class Engines:
                 if engine.footprint and not table.fits_or_make_room(engine.footprint):
                     engine.close()
                     engine = self.plain(explain_refusal(engine.footprint))
+                elif not engine.plan:
+                    table.make_room_for_plain()
                 engine = table.put(shapes, engine)
                 table.drop_plain()
             self._table.current = engine

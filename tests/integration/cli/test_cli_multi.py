@@ -11,6 +11,7 @@ import pytest
 
 from chrion.zoo import build
 from command_line import Chrion, assert_each_refused, assert_refused
+from helpers import free_branches
 
 SMALL = {"resolution": 64, "width": 0.25}
 
@@ -53,6 +54,19 @@ def test_priorities_decide(cli: Chrion, models: list[str]) -> None:
     assert_refused(cli("multi", *models, "--rates", "1", "--priorities", "0,1"), "only with --policy priority")
     wrong = ("--policy", "priority", "--priorities", "0,-1")
     assert_refused(cli("multi", *models, "--rates", "1", *wrong), "'-1' is not a whole number")
+
+
+def test_free_dimensions_have_the_sizes_that_are_given(cli: Chrion, models: list[str]) -> None:
+    """A warning names those that have none; a name of no model is refused."""
+    onnx.save(free_branches(), "free.onnx")
+    words = ["multi", "free.onnx", models[0], "--rates", "10", "--duration", "200ms"]
+    _, _, err = cli(*words)
+    assert "warning: free: free dimensions have size 1: x (" in err
+    code, out, err = cli(*words, "--shape", "x=3x4")
+    assert code == 0, err
+    assert "warning" not in err
+    assert "free dimensions" not in out
+    assert_refused(cli(*words, "--shape", "q=3"), "no model in blocks has an input or a free dimension 'q'")
 
 
 def test_overload_is_found(cli: Chrion, models: list[str]) -> None:
