@@ -82,7 +82,7 @@ def multi(
     Exit code 3: more than 1 % of a model's tasks miss their deadline or are dropped, or tasks pile up.
     """
     names = _names(models)
-    per_s = dict(zip(names, _numbers("--rates", rates, len(names)), strict=True))
+    per_s = dict(zip(names, _numbers(rates, len(names)), strict=True))
     if priorities and policy_name != "priority":
         raise OptionError("--priorities: only with --policy priority")
     ranks = _ranks(priorities, len(names)) if priorities else []
@@ -186,20 +186,20 @@ def _each(option: str, text: str, count: int) -> list[str]:
     return parts * count if len(parts) == 1 else parts
 
 
-def _numbers(option: str, text: str, count: int) -> list[float]:
-    """Return numbers above zero.
+def _numbers(text: str, count: int) -> list[float]:
+    """Return the rates.
 
     Raises:
-        OptionError: One is none.
+        OptionError: One is not a number above zero.
     """
     numbers = []
-    for part in _each(option, text, count):
+    for part in _each("--rates", text, count):
         try:
             number = float(part)
         except ValueError:
             number = math.nan
         if not (math.isfinite(number) and number > 0):
-            raise OptionError(f"{option} {text}: {part!r} is not a number above zero", hint="for example 30,60,120")
+            raise OptionError(f"--rates {text}: {part!r} is not a number above zero", hint="for example 30,60,120")
         numbers.append(number)
     return numbers
 
