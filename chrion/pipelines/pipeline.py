@@ -290,7 +290,8 @@ def _with_one_score(ensemble: TreeEnsemble) -> TreeEnsemble:
 
     The probabilities are the same: the logistic function of the one is 1 less that of the other.
     """
-    of_both = ensemble.labels is not None and ensemble.targets == 2 and ensemble.transform == "LOGISTIC"
+    scored = len(np.unique(ensemble.entry_targets))
+    of_both = ensemble.labels is not None and ensemble.targets == scored == 2 and ensemble.transform == "LOGISTIC"
     if not of_both or ensemble.base.any() or not (ensemble.leaf_weights[:, 0] == -ensemble.leaf_weights[:, 1]).all():
         return ensemble
     kept = ensemble.entry_targets == 1
