@@ -20,7 +20,10 @@ from chrion.serving.simulator.find import (
     OPEN,
     SERVERS,
     Condition,
+    Kind,
     Limit,
+    Replication,
+    Searched,
     SearchOptions,
     find_limits,
     first_true,
@@ -260,6 +263,39 @@ def test_values_that_are_not_clear_do_not_end_a_search() -> None:
     limit = search("rate", Condition("violations", 0.01), scenario)
     assert limit.beyond is not None
     assert limit.beyond.met in {MISSED, GROWS}
+
+
+class Numbered:
+    """A scenario of so many servers, and its source."""
+
+    def __init__(self, sets: dict[str, Any]) -> None:
+        self.sets, self.seed = sets, sets.get("seed", 0)
+
+    def changed(self, sets: Any) -> "Numbered":
+        return Numbered(self.sets | dict(sets))
+
+
+def test_a_search_ends_where_a_smaller_value_turns_out_to_be_enough() -> None:
+    """5 servers meet the condition and more change nothing, although 8, tried before, were not clear."""
+
+    def measure(source: Numbered, **_: Any) -> Replication:
+        number = source.sets["servers.count"]
+        figure = 0.0 if number >= 5 else 1.0
+        figure = 0.9 * (source.seed % 2) if number == 8 else figure
+        return Replication(figure, 0.5, -1.0, 0.0, 0, improvable=number != 5)
+
+    servers = Searched("servers", range(1, 1000), lambda n: {"servers.count": n}, lambda s: s.sets["servers.count"])
+    kind: Any = Kind(
+        build=lambda source: source,
+        quantities=lambda _condition, _scenario: {"servers": servers},
+        metrics=("violations",),
+        patterns=lambda _: {"gpu": {}},
+        is_long=lambda _: False,
+        measure=measure,
+    )
+    source: Any = Numbered({})
+    (limit,) = find_limits(kind, source, "servers", Condition("violations", 0.5))
+    assert amounts(limit) == (5, None)  # 8 is larger and not clear
 
 
 def test_the_number_of_models_is_found_between_copies() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -354,7 +354,7 @@ class Search:
         at, in_a_row, tried = start, 0, 0
         while in_a_row < BEYOND:
             after = max(self._first, min(at + step, self._last, self._enough))
-            if after == at:
+            if (after - at) * direction <= 0:  # also from a value beyond what turned out to be enough
                 break
             at, tried = after, tried + 1
             in_a_row = in_a_row + 1 if agrees(self._probe(at)) else 0
@@ -376,13 +376,10 @@ class Search:
         # Until a value meets the condition, they are larger and larger: equal figures say that more changes nothing.
         equal = probe.met != GROWS and probe.figure == self._figure and probe.figure.mean < 1
         self._equal, self._figure = self._equal + 1 if equal else 0, probe.figure
-        if self.ends_early and self._equal >= _PLATEAU and not any(p.meets(self._condition.limit) for p in self._tried):
+        unmet = not any(known.meets(self._condition.limit) for known in self._probes.values())
+        if self.ends_early and unmet and self._equal >= _PLATEAU:
             self._enough = min(self._enough, at)
         return meets
-
-    @property
-    def _tried(self) -> Iterable[Probe]:
-        return self._probes.values()
 
     def _probe(self, at: int) -> Probe:
         at = min(at, self._enough)
