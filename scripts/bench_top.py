@@ -329,7 +329,13 @@ def main() -> None:
         write_results(arguments.output, {"top-stages": stages})
         curves = {name: curve for _, own in found for name, curve in own.items()}
         if arguments.agents and curves:
-            plot_agents(curves, "walk", "latency / one after another", arguments.agents / "top-gpg.png")
+            plot_agents(
+                "GPG learns the stages of 50 blocks",
+                curves,
+                "walk",
+                "latency / one after another",
+                arguments.agents / "top-gpg.png",
+            )
     if arguments.only == "stages":
         return
     chains, times = chains_and_times(graphs, costs[MACHINES[1][0]])
@@ -357,7 +363,13 @@ def main() -> None:
     write_results(arguments.output, {"top-launcher": f"{texts[0]}\n\n{table}\n\n{texts[1]}\n\n{tiny}"})
     if arguments.agents:
         curves = {form: learn_launcher(form, small[0], arguments.agents) for form in TRAINING_WALKS}
-        plot_agents(curves, "step", "objective", arguments.agents / "top-maddpg.png")
+        plot_agents(
+            "MADDPG learns blocks and dequeue intervals",
+            curves,
+            "step",
+            "objective",
+            arguments.agents / "top-maddpg.png",
+        )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python scripts/fill_pages.py
 
 Takes a second. Each section stands between markers (``<!-- begin: NAME -->``): results in ``docs/results.md`` (from the
-file ``docs/data/NAME.json``), commands and policies in ``docs/reference/cli.md``, and layers in ``docs/design.md``. Run
+file ``docs/data/NAME.json``), bfloat16 in ``docs/when-it-helps.md``, commands and policies in ``docs/reference/cli.md``, and layers in ``docs/design.md``. Run
 it after the code or the data has changed.
 """
 
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from page_markers import fill_sections
 from pages.commands import command_reference, policy_table
 from pages.layers import layer_table
-from pages.results import result_sections
+from pages.results import precision_table, result_sections
 
 from chrion.cli.app import app
 from chrion.common.files import write_atomically
@@ -31,6 +31,7 @@ def page_sections() -> Mapping[str, Mapping[str, str]]:
     """Return the sections of each page by name."""
     return {
         "results.md": result_sections(DOCS / "data"),
+        "when-it-helps.md": {"precision": precision_table(DOCS / "data")},
         "reference/cli.md": {"commands": command_reference(app, "chrion"), "policies": policy_table()},
         "design.md": {"layers": layer_table()},
     }

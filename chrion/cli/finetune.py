@@ -19,7 +19,7 @@ from chrion.graph.reading import serialise
 from chrion.pipelines import FinetuningReport
 from chrion.pipelines import finetune as tune_pipeline
 from chrion.pipelines.measures import Interval
-from chrion.pipelines.report import Rival
+from chrion.pipelines.report import ComparedModel
 from chrion.report.figure_table import FigureTable, key, text
 from chrion.report.learning_curve import plot_learning_curve
 
@@ -102,12 +102,12 @@ def _show(report: FinetuningReport, written: outputs.Output) -> None:
     fit, choose, held = report.rows
     gain, loss = (_TITLES[name] for name in report.measures)
     table = FigureTable(f"{held} held-out rows", [key("model"), gain, loss, "calibration error", text("")])
-    for rival in report.rivals:
-        table.add_row(rival.name, *_figures(rival), rival.note)
+    for own in report.compared:
+        table.add_row(own.name, *_figures(own), own.note)
     show(
         table,
         f"tuned vs. original, mean of all times: {gain} {_change(report.gain)}, {loss} {_change(report.loss)}",
-        *filter(None, [report.shift_line, report.calibration_line, report.rival_line, report.cost_line]),
+        *filter(None, [report.shift_line, report.calibration_line, report.better_line, report.cost_line]),
         *(["interrupted"] if report.interrupted else []),
         f"fitted {_parts(report)} on {fit + choose} rows in {format_ms(report.seconds * 1e3)}",
         f"{written.message}: {report.reason}" if report.adopted else f"kept the original: {report.reason}",
@@ -154,8 +154,8 @@ def _parts(report: FinetuningReport) -> str:
     return ", ".join(filter(None, parts)) or "nothing"
 
 
-def _figures(rival: Rival) -> tuple[str, str, str]:
-    measures = rival.measures
+def _figures(own: ComparedModel) -> tuple[str, str, str]:
+    measures = own.measures
     if measures is None:
         return "", "", ""
     calibration = "" if measures.calibration is None else f"{measures.calibration:.4f}"

@@ -13,7 +13,7 @@ The stages of :func:`finetune`:
 5. Move scores to the base rate, if it is known (:mod:`chrion.pipelines.base_rate`).
 6. Compare the candidates with the original on the most recent rows, which took no part (:mod:`chrion.pipelines.guard`);
    up to 200 000 rows, also those of the same stages at two earlier times. Compare them with what else could be done
-   with the new rows (:mod:`chrion.pipelines.rivals`).
+   with the new rows (:mod:`chrion.pipelines.baselines`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from chrion.graph.rewrite import refusals_of
 from chrion.graph.trees import TreeEnsemble, joined
 from chrion.pipelines import leaves
 from chrion.pipelines.base_rate import BaseRate, ClassShares
+from chrion.pipelines.baselines import baselines, retrained
 from chrion.pipelines.growth import grow
 from chrion.pipelines.guard import Candidate, Guard, Trial, Verdict
 from chrion.pipelines.leaves import LeafProblem, fit_leaves
 from chrion.pipelines.levels import Levels, levels_of
 from chrion.pipelines.pipeline import Array, Pipeline
-from chrion.pipelines.report import FinetuningReport, Rival
-from chrion.pipelines.rivals import retrained, rivals
+from chrion.pipelines.report import ComparedModel, FinetuningReport
 from chrion.pipelines.rows import EncoderTables, Given, Rows, UpdatedTables
 from chrion.pipelines.soft import LEVELS, SoftOptions, SoftPipeline, Start, as_soft, tune_soft
 from chrion.pipelines.table import Table
@@ -91,7 +91,7 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
         base_rate: The share of the second class among the rows to come, or the share of each class by its label, if it
             is known to differ from that in the data. Measures are then of rows with these shares.
         checkpoint: A file for the state of the training from ``L2`` on, from which an interrupted one continues.
-        seed: The seed of bootstrap samples, of the training, and of rivals.
+        seed: The seed of bootstrap samples, of the training, and of baselines.
         progress: A function that is called before each stage.
 
     Returns:
@@ -137,9 +137,9 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
         if not tuning.interrupted:
             weights = None if shares is None else shares.weights(rows.y[rows.held])
             few = sum(rows.sizes) <= _MOST_ROWS
-            others = rivals(rows, seed, weights) if few else iter(())
+            others = baselines(rows, seed, weights) if few else iter(())
             for other in chain(others, retrained(with_old, seed, weights) if with_old else ()):
-                report = replace(report, rivals=(*report.rivals, other))
+                report = replace(report, compared=(*report.compared, other))
     except KeyboardInterrupt:
         report = replace(report, interrupted=True)
     return (chosen.model if report.adopted else pipeline.proto), report
@@ -183,7 +183,7 @@ class Tuning:
         self.interrupted = False
         #: What the report says of the stages.
         self.figures: dict[str, Any] = {}
-        self.notes: list[Rival] = []
+        self.notes: list[ComparedModel] = []
 
     def run(self, level: str, checkpoint: Path | None, update: Progress) -> None:
         """Run the stages; a keyboard interrupt ends them.
@@ -281,7 +281,7 @@ class Tuning:
         try:
             found = grow(rows, x, *raws, self._seed)
         except ImportError:
-            self.notes.append(Rival("with new trees", None, "needs the package scikit-learn"))
+            self.notes.append(ComparedModel("with new trees", None, "needs the package scikit-learn"))
             return
         if found:
             self.figures |= {"trees": len(found.trees)}
@@ -360,7 +360,7 @@ def _as_probabilities(pipeline: Pipeline, weights: Array) -> Array:
 
 
 def _final(
-    candidate: Candidate | None, guard: Guard, rows: Rows, shares: ClassShares | None, notes: list[Rival]
+    candidate: Candidate | None, guard: Guard, rows: Rows, shares: ClassShares | None, notes: list[ComparedModel]
 ) -> Candidate | None:
     """Return a candidate with moved scores; None, and a note, if its model has others than it was fitted with."""
     if candidate is None:
@@ -369,7 +369,7 @@ def _final(
     try:
         guard.scores(candidate)
     except ModelError:
-        notes.append(Rival(candidate.name, None, "failed: its model has other scores"))
+        notes.append(ComparedModel(candidate.name, None, "failed: its model has other scores"))
         return None
     return candidate
 
@@ -456,10 +456,10 @@ def _decide(
         prior_shift=guard.shift,
         cost=guard.cost(chosen) if chosen is soft else None,
         interrupted=tuning.interrupted,
-        rivals=(
-            Rival("original", guard.measure(tuning.original)),
-            Rival("tuned", guard.measure(chosen)),
-            *(Rival(own.name, guard.measure(own)) for own in others),
+        compared=(
+            ComparedModel("original", guard.measure(tuning.original)),
+            ComparedModel("tuned", guard.measure(chosen)),
+            *(ComparedModel(own.name, guard.measure(own)) for own in others),
             *notes,
         ),
         seconds=0.0,

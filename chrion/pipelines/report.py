@@ -10,7 +10,7 @@ from chrion.pipelines.measures import Interval, Measures
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
+class ComparedModel:
     """A model that is compared on the held-out rows."""
 
     name: str
@@ -38,7 +38,7 @@ class FinetuningReport:
     #: The share of a class in earlier and held-out rows, if it differs beyond chance.
     prior_shift: tuple[float, float] | None
     #: The original and the tuned model, and other methods.
-    rivals: tuple[Rival, ...]
+    compared: tuple[ComparedModel, ...]
     #: The time without that of other methods.
     seconds: float
     #: What was tuned: ``L1`` for leaves, ``L2`` to ``L4`` in a differentiable network.
@@ -71,9 +71,9 @@ class FinetuningReport:
         return f"prior shift: {before} of the earlier rows and {after} of the held-out rows are of one class"
 
     @property
-    def rival_line(self) -> str:
+    def better_line(self) -> str:
         """A sentence on what is better than the tuned model on the last rows; empty if nothing is."""
-        measures = {rival.name: rival.measures for rival in self.rivals if rival.measures}
+        measures = {own.name: own.measures for own in self.compared if own.measures}
         tuned = measures.get("tuned")
         better = [name for name, own in measures.items() if tuned and own.beats(tuned)]
         return f"better than the tuned model in both measures on these rows: {', '.join(better)}" if better else ""
@@ -81,7 +81,7 @@ class FinetuningReport:
     @property
     def calibration_line(self) -> str:
         """A sentence on probabilities that are less calibrated than the original's; empty if they are not."""
-        errors = {rival.name: rival.measures.calibration for rival in self.rivals if rival.measures}
+        errors = {own.name: own.measures.calibration for own in self.compared if own.measures}
         old, new = (round(errors.get(name) or 0.0, 4) for name in ("original", "tuned"))
         worse = self.adopted and new > old
         return f"probabilities are less calibrated than before: error {new:.4f}, {old:.4f} before" if worse else ""

@@ -15,7 +15,10 @@ from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure
 from chrion.report.tables import TOO_BUSY, compare_latency, estimated_lines
 from chrion.scheduler.plan import Plan
+from chrion.scheduler.plan_options import DEFAULT_POLICY
 
+#: Ratios of predicted latencies from here to 1 are printed as equal.
+_LEVEL = 0.9995
 _FIGURES = ("predicted", "measured", "vs. plain", "memory (Eq. 4)", "resident memory", "lanes", "waits", "planning")
 
 
@@ -40,14 +43,14 @@ def comparison_table(comparison: PolicyComparison) -> FigureTable:
 
 
 def comparison_remarks(comparison: PolicyComparison) -> list[str]:
-    """Return lines on what plans run, and one for each policy without a plan or a measurement, or above the budget.
+    """Return lines on what plans run, one for each policy without a plan or a measurement, and what a search gains.
 
     Plans on the same lanes may differ in the graph that they are for: in folded or merged operators, chunks, and native
     operators. If all run the model as it is, there are no lines on that.
     """
     base_mb = comparison.profile.base_memory_mb
     remarks = [f"{result.policy}: {remark}" for result in comparison.results if (remark := _remark(result, base_mb))]
-    return [*_operator_lines(comparison), *remarks]
+    return [*_operator_lines(comparison), *remarks, *_search_lines(comparison)]
 
 
 def comparison_verdict(comparison: PolicyComparison) -> str:
@@ -150,6 +153,21 @@ def _operator_lines(comparison: PolicyComparison) -> list[str]:
             policies.setdefault(_operators(result.plan), []).append(result.policy)
     unchanged = format_count(len(comparison.graph.dag), "operator")
     return [f"{', '.join(names)}: {text}" for text, names in policies.items()] if set(policies) - {unchanged} else []
+
+
+def _search_lines(comparison: PolicyComparison) -> list[str]:
+    """Return a line on the default policy beside the fastest other one; none if it is slower or one is missing."""
+    latencies_ms = {e.policy: e.plan.predicted.latency_ms for e in comparison.results if e.plan and e.fits}
+    planning_ms = {e.policy: e.planning_ms for e in comparison.results}
+    own_ms = latencies_ms.pop(DEFAULT_POLICY, None)
+    if own_ms is None or not latencies_ms:
+        return []
+    other = min(latencies_ms, key=lambda policy: (latencies_ms[policy], planning_ms[policy]))
+    if (ratio := own_ms / latencies_ms[other]) > 1:
+        return []
+    taken = f"planned in {format_ms(planning_ms[DEFAULT_POLICY])} ({other}: {format_ms(planning_ms[other])})"
+    words = f"{(1 - ratio) * 100:.1f} % below" if ratio < _LEVEL else "as fast as"
+    return [f"{DEFAULT_POLICY}: predicted {words} {other}, the fastest other policy; {taken}"]
 
 
 def _operators(plan: Plan) -> str:

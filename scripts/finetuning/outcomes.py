@@ -9,8 +9,8 @@ from statistics import mean, median
 #: A returned model does harm if it loses so much AUC, in points, or gains so much log loss, times 100.
 HARM_AUC, HARM_LOSS = -0.1, 0.1
 #: The methods beside the tuned model, in the order of the table; an aim compares it with the first three.
-RIVALS = ("refit", "continued", "new rows only", "old and new rows", "TabM")
-_COMPARED = RIVALS[:3]
+BASELINES = ("refit", "continued", "new rows only", "old and new rows", "TabM")
+_COMPARED = BASELINES[:3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Aim:
 def rows_of(results: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     """Return the rows of the table of gains, the head first."""
     present = {method for runs in results.values() for run in runs for method in run.methods}
-    names = ["tuned", *(name for name in RIVALS if name in present)]
+    names = ["tuned", *(name for name in BASELINES if name in present)]
     rows = [["data", "adopted", "AUC", "log loss", "harm", *names]]
     for name, runs in results.items():
         auc, loss = mean(r.returned.auc for r in runs), mean(r.returned.loss for r in runs)

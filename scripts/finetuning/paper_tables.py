@@ -78,7 +78,7 @@ def _predicted(
     yield "Pipe3", machine.predict(leaf_ones(trees, x[2]))
     yield "Pipe2, stopped early", _stopped(x[0], y[0], chosen, seed)(x[2])
     if find_spec("tabm"):
-        from finetuning.tabm_rival import fit_tabm  # noqa: PLC0415 - optional
+        from finetuning.tabm_baseline import fit_tabm  # noqa: PLC0415 - optional
 
         filled = [np.nan_to_num(own) for own in x]
         yield "TabM", fit_tabm(filled[0], y[0], (filled[1], y[1]), seed)(filled[2])

@@ -58,8 +58,8 @@ def run(name: str, seed: int) -> Run:
     y = eras.later["y"].to_numpy(np.float64)
     before = measure(_scores(model, eras.later), y)
     tuned, full = chrion.finetune(model, eras.new, validation=eras.later, seed=seed)
-    first = next(rival.measures for rival in full.rivals if rival.name == "original")
-    methods = {r.name: _gain(first, r.measures) for r in full.rivals if r.measures and first}
+    first = next(own.measures for own in full.compared if own.name == "original")
+    methods = {r.name: _gain(first, r.measures) for r in full.compared if r.measures and first}
     both = fitted(pd.concat([eras.old, eras.new]), seed)
     methods["old and new rows"] = _gain(before, measure(both.predict_proba(eras.later.drop(columns="y")), y))
     if find_spec("tabm"):
@@ -183,7 +183,7 @@ def seconds_of(pipeline: Any, eras: Eras, seed: int) -> Seconds:
 
 def _network(eras: Eras, seed: int) -> Array:
     """Return the scores of TabM, which has an encoder of its own, for the later rows."""
-    from finetuning.tabm_rival import fit_tabm  # noqa: PLC0415 - optional
+    from finetuning.tabm_baseline import fit_tabm  # noqa: PLC0415 - optional
 
     cut = len(eras.new) * 4 // 5
     early = fitted(eras.new[:cut], seed)[0]

@@ -19,6 +19,15 @@ def result_sections(folder: Path) -> dict[str, str]:
     return {name: format_parts(parts) for name, parts in found.items() if parts}
 
 
+def precision_table(folder: Path) -> str:
+    """Return the share of the fastest plain session's time that each model takes in bfloat16 and in float32."""
+    part = next(part for part in read_parts(folder, "peers") if "rows" in part)
+    wanted = ["model", "bf16 / onnxruntime", "hybrid / onnxruntime"]
+    shares = ([row[part["columns"].index(name)] for name in wanted] for row in part["rows"])
+    rows = [[model, *(share.partition(" ")[0] for share in own)] for model, *own in shares]
+    return markdown_table([["12 layers unless stated", "bfloat16", "float32"], *rows])
+
+
 def format_parts(parts: Iterable[Mapping[str, Any]]) -> str:
     """Return paragraphs and tables in Markdown."""
     return "\n\n".join(part["text"] if "text" in part else format_table(part) for part in parts)

@@ -118,6 +118,24 @@ def test_plans_on_the_same_lanes_say_in_what_operators_they_differ() -> None:
     ]
 
 
+def test_the_search_of_the_default_policy_is_compared_with_the_fastest_other_one() -> None:
+    """A line says how much faster the default policy is predicted, and how long each of them planned."""
+    found = compared(branches(), "cpu", "heft")
+    plan = found.results[0].plan
+    assert plan
+
+    def result(policy: str, latency_ms: float, planning_ms: float) -> PolicyResult:
+        predicted = replace(plan.predicted, latency_ms=latency_ms)
+        return PolicyResult(policy, replace(plan, predicted=predicted), planning_ms)
+
+    others = result("cpu", 50.0, 1.0), result("heft", 40.0, 300.0)
+    for latency_ms, words in ((38.0, "5.0 % below"), (40.0, "as fast as")):
+        lines = comparison_remarks(replace(found, results=(result("chrion", latency_ms, 2000.0), *others)))
+        expected = f"chrion: predicted {words} heft, the fastest other policy; planned in 2.00 s (heft: 300 ms)"
+        assert lines == [expected]
+    assert comparison_remarks(replace(found, results=(result("chrion", 41.0, 2000.0), *others))) == []
+
+
 def test_policies_without_a_plan_can_be_left_out() -> None:
     """Only policies with a plan are kept, unless none has one."""
     found = compared(branches(), "cpu", "accelerator")

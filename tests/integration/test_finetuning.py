@@ -45,10 +45,10 @@ def test_leaves_are_tuned_to_rows_that_have_drifted() -> None:
     held = np.stack([table[name].to_numpy() for name in NAMES], axis=1)[-600:]
     y = table["y"].to_numpy()[-600:]
     losses = [-np.log(run(m, {"x": held})[1][np.arange(600), y]).mean() for m in (model, tuned)]
-    names = [rival.name for rival in report.rivals]
+    names = [own.name for own in report.compared]
     assert names[:2] == ["original", "tuned"]
     assert "refit" in names
-    assert [rival.measures.loss for rival in report.rivals[:2] if rival.measures] == pytest.approx(losses, abs=1e-5)
+    assert [own.measures.loss for own in report.compared[:2] if own.measures] == pytest.approx(losses, abs=1e-5)
     assert run(tuned, {"x": held})[0].shape == (600,)
 
 
@@ -336,7 +336,7 @@ def test_rare_categories_do_not_leak_their_targets_into_leaves() -> None:
     city = np.array([f"c{at}" for at in rng.integers(0, 2000, 5000)])
     y = (rng.random(5000) < 0.5).astype(np.int64)
     _, report = chrion.finetune(with_target_encoder(), pa.table({"city": city, "y": y}))
-    tuned = report.rivals[1].measures
+    tuned = report.compared[1].measures
     assert tuned is not None
     assert tuned.loss < 0.71  # that of a coin is 0.693; the original's weights for half are -0.5
 
@@ -353,12 +353,12 @@ def test_old_rows_make_a_model_with_its_own_encoder_to_compare_with(cli: Chrion)
 
     new, old = rows(1500), rows(20_000)
     _, report = chrion.finetune(with_target_encoder(), new, old=old)
-    auc = {rival.name: rival.measures.gain for rival in report.rivals if rival.measures}
+    auc = {own.name: own.measures.gain for own in report.compared if own.measures}
     assert auc["old and new rows"] == pytest.approx(0.95, abs=0.03)
     assert auc["new rows only"] == pytest.approx(0.5, abs=0.05)
     without = chrion.finetune(with_target_encoder(), new)[1]
-    kept = [rival for rival in report.rivals if rival.name != "old and new rows"]
-    assert kept == [*without.rivals]  # old rows have no part in anything else
+    kept = [own for own in report.compared if own.name != "old and new rows"]
+    assert kept == [*without.compared]  # old rows have no part in anything else
     onnx.save(with_target_encoder(), "pipeline.onnx")
     parquet.write_table(new, "new.parquet")
     csv.write_csv(old.rename_columns(["town", "y"]), "old.csv")
@@ -410,7 +410,7 @@ def test_a_tuned_model_must_beat_the_original_with_moved_scores() -> None:
     data, later = drifted(sharp, 0.0), drifted(flat, 0.0, rows=6000, seed=1)
     model = tree_model(made, "TreeEnsembleClassifier")
     _, report = chrion.finetune(model, data, validation=later, base_rate=0.03)
-    measures = {rival.name: rival.measures for rival in report.rivals}
+    measures = {own.name: own.measures for own in report.compared}
     tuned, returned = measures["without new trees"], measures["tuned"]
     assert tuned
     assert returned
@@ -529,7 +529,7 @@ def test_an_interrupt_of_other_methods_keeps_the_decision() -> None:
     assert (report.interrupted, report.adopted) == (True, True)
     expected, whole = chrion.finetune(model, table)
     assert tuned.SerializeToString() == expected.SerializeToString()
-    assert set(report.rivals) < set(whole.rivals)
+    assert set(report.compared) < set(whole.compared)
 
 
 def interrupted_at(call: int, function: Callable[..., Any]) -> Mock:

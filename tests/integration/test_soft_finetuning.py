@@ -58,7 +58,7 @@ def test_a_network_is_returned_where_it_is_better(level: str) -> None:
     label, scores = run(tuned, {"x": x})
     assert label.tolist() == scores.argmax(axis=1).tolist()
     np.testing.assert_allclose(scores.sum(axis=1), 1, atol=1e-5)
-    assert "softened, untuned" in [rival.name for rival in report.rivals]
+    assert "softened, untuned" in [own.name for own in report.compared]
 
 
 def test_equal_calls_have_equal_results() -> None:
@@ -299,7 +299,7 @@ def test_moved_thresholds_are_handed_back_as_trees() -> None:
     tuned, report = chrion.finetune(model, moved(), level="L2")
     assert (report.adopted, report.cost) == (True, None)
     assert [node.op_type for node in tuned.graph.node] == [node.op_type for node in model.graph.node]
-    measures = {rival.name: rival.measures for rival in report.rivals}
+    measures = {own.name: own.measures for own in report.compared}
     soft, original = measures["soft"], measures["original"]
     assert soft
     assert original
@@ -317,7 +317,7 @@ def test_trees_in_float64_are_handed_back() -> None:
     model = tree_model(made, "TreeEnsemble", np.float64)
     _, report = chrion.finetune(model, pa.table({**dict(zip(NAMES, x.T, strict=True)), "y": y}), level="L2")
     assert report.adopted
-    assert next(rival.measures for rival in report.rivals if rival.name == "soft, as trees")
+    assert next(own.measures for own in report.compared if own.name == "soft, as trees")
 
 
 def test_a_network_with_other_scores_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +326,7 @@ def test_a_network_with_other_scores_is_left_out(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(SoftPipeline, "exported", lambda own, constants: export(own, constants + 1))
     _, report = chrion.finetune(tree_model(binary(), MODEL), drifted(binary(), 1.0), level="L2")
     assert (report.adopted, report.cost) == (True, None)
-    notes = {rival.name: rival.note for rival in report.rivals if rival.measures is None}
+    notes = {own.name: own.note for own in report.compared if own.measures is None}
     assert "its model has other scores" in notes["soft"]
 
 

@@ -212,7 +212,7 @@ def test_numbers_are_also_categories_of_32_bins() -> None:
 
 
 def test_aims_hold_by_what_was_found() -> None:
-    """Harm counts in the runs with drift and without, gains are compared with the best rival, times with refit."""
+    """Harm counts in the runs with drift and without, gains are compared with the best baseline, times with refit."""
     good = Run(
         drifts=True, encoded=True, adopted=True, returned=Gain(3.0, -2.0), seconds=Seconds(1.5, 1.0, 4.0, 9.0),
         latency=1.01,

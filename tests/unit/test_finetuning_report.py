@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from chrion.pipelines.measures import Interval, Measures
-from chrion.pipelines.report import FinetuningReport, Rival
+from chrion.pipelines.report import ComparedModel, FinetuningReport
 
 
 def report_of(measures: dict[str, tuple[float, float, float | None]], *, adopted: bool = True) -> FinetuningReport:
     """Return a report of models with a gain, a loss and a calibration error."""
-    rivals = tuple(Rival(name, Measures(*own)) for name, own in measures.items())
+    compared = tuple(ComparedModel(name, Measures(*own)) for name, own in measures.items())
     none = Interval(0.0, 0.0, 0.0)
-    return FinetuningReport(adopted, "", (1, 1, 1), ("auc", "log_loss"), none, none, None, rivals, 0.0)
+    return FinetuningReport(adopted, "", (1, 1, 1), ("auc", "log_loss"), none, none, None, compared, 0.0)
 
 
 def test_what_is_better_than_the_tuned_model_is_named() -> None:
@@ -20,9 +20,9 @@ def test_what_is_better_than_the_tuned_model_is_named() -> None:
     report = report_of(
         {"original": (0.6, 0.5, 0.1), "tuned": (0.8, 0.4, 0.1), "new": (0.9, 0.3, 0.1), "a": (0.9, 0.5, 0.1)}
     )
-    assert report.rival_line == "better than the tuned model in both measures on these rows: new"
-    assert report_of({"original": (0.6, 0.5, None), "tuned": (0.8, 0.4, None)}).rival_line == ""
-    assert report_of({}).rival_line == ""
+    assert report.better_line == "better than the tuned model in both measures on these rows: new"
+    assert report_of({"original": (0.6, 0.5, None), "tuned": (0.8, 0.4, None)}).better_line == ""
+    assert report_of({}).better_line == ""
 
 
 @pytest.mark.parametrize(

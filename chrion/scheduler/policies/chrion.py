@@ -12,8 +12,9 @@ So the policy is never predicted slower than a policy it starts from, nor than i
 solutions form one set; the price of memory, the SLO and the budget only select from it.
 
 If latency alone decides (there is no price and no budget, or the SLO is below a lower bound), and HEFT is within 3 % of
-that bound, there is nothing to gain from a search of seconds: the published policies are the only solutions. Small
-graphs, of which the search takes a moment, are always searched.
+that bound on some sub-machine, there is nothing to gain from a search of seconds: the list schedules of the first such
+sub-machine are the only solutions, so that a plan may be slower by up to these 3 %. Small graphs, of which the search
+takes a moment, are always searched.
 """
 
 from __future__ import annotations
@@ -294,7 +295,8 @@ def search_variants(task: PlanningTask) -> list[VariantSolution]:
         for solution in solutions
     ]
     problem = Problem(graph.dag, costs[None])
-    policies: list[tuple[float, ScheduleFunction]] = [(alpha, chrion_paper) for alpha in task.alphas]
+    alphas = () if published else task.alphas
+    policies: list[tuple[float, ScheduleFunction]] = [(alpha, chrion_paper) for alpha in alphas]
     if costs[None].accelerator_ms is not None:  # printed beside each plan; that on the cores is an initial solution
         policies.append((0.0, accelerator_only))
     for alpha, policy in policies:
@@ -332,16 +334,14 @@ def published_solutions(
     limit_ms = math.inf if slo_ms is None or bound_ms > slo_ms else slo_ms
     if limit_ms < math.inf and not fastest_only:
         return None
-    fastest_ms = math.inf
-    known: dict[Variant, list[Solution]] = {}
-    for make in (lambda initial: initial.by_finish([0.0]), InitialSolutions.published):
-        for machine_ms, _, name, initial in starts:
-            if machine_ms < fastest_ms:  # else it cannot be faster
-                known.setdefault(name, []).extend(make(initial))
-                fastest_ms = min([fastest_ms, *(s.timeline.latency_ms for s in known[name])])
-        if fastest_ms > _NEAR_BOUND * bound_ms or fastest_ms > limit_ms:
-            return None
-    return known
+    for machine_ms, _, name, initial in starts:
+        if machine_ms > _NEAR_BOUND * bound_ms:
+            break
+        solutions = list(initial.by_finish([0.0]))
+        fastest_ms = min((s.timeline.latency_ms for s in solutions), default=math.inf)
+        if fastest_ms <= min(_NEAR_BOUND * bound_ms, limit_ms):
+            return {name: [*solutions, *initial.of_other_policies()]}
+    return None
 
 
 def _search(name: str, variants: Mapping[Variant, tuple[Dag, Costs]]) -> Mapping[Variant, Sequence[Solution]]:

@@ -61,7 +61,6 @@ class GraphFacts:
 
     def __init__(self, dag: Dag, costs: Costs) -> None:
         self.dag = dag
-        self.cores = costs.cores
         self.edges = edge_times(dag, costs)
         self._selector = DeviceSelector(dag, costs, self.edges, counts=selection_counts)
         self.groups: Groups = group_operators(dag, costs)
@@ -134,18 +133,7 @@ class InitialSolutions:
         yield from self.by_finish(alphas)
         if self._streams == 1 and costs.cores and (n <= LARGE or costs.cores == 1) and not self._by_units_only:
             yield from self.offloaded()
-        if n <= LARGE and not self._by_units_only:
-            yield from self._of_other_policies()
-
-    def published(self) -> Iterator[Solution]:
-        """Yield the schedules of published policies other than HEFT, for latency alone.
-
-        Device selection tries all smaller numbers of cores, so the whole machine's is that of its sub-machines, too.
-        """
-        if self._streams <= 1 and self.problem.costs.cores == self.facts.cores:
-            yield from self._by_device_selection([0.0])
-        if len(self.problem.dag) <= LARGE and not self._by_units_only:
-            yield from self._of_other_policies()
+        yield from self.of_other_policies()
 
     @cached_property
     def _order(self) -> tuple[int, ...]:
@@ -189,9 +177,11 @@ class InitialSolutions:
             placed = replace(costs, accelerator_ms=tuple(math.inf if lane else ms for ms, lane in pairs))
             yield problem.evaluate(place_by_finish(Lanes(dag, placed, self.facts.edges), order), origin="weight groups")
 
-    def _of_other_policies(self) -> Iterator[Solution]:
-        """Yield the schedules of published policies that do not weigh memory."""
+    def of_other_policies(self) -> Iterator[Solution]:
+        """Yield the schedules of published policies that do not weigh memory; none for large graphs or by units."""
         problem = self.problem
+        if len(problem.dag) > LARGE or self._by_units_only:
+            return
         dag, costs = problem.dag, problem.costs
         lanes = self._lanes
         yield problem.evaluate(place_by_optimistic_costs(lanes), origin="peft")

@@ -16,7 +16,7 @@ import numpy as np
 from chrion.pipelines import leaves
 from chrion.pipelines.leaves import refit
 from chrion.pipelines.measures import Measures, measure
-from chrion.pipelines.report import Rival
+from chrion.pipelines.report import ComparedModel
 from chrion.pipelines.rows import EncoderTables, Rows
 
 Array = np.ndarray[Any, Any]
@@ -26,8 +26,8 @@ _LEAVES, _ROUNDS, _PATIENCE = 16, 300, 20
 _MISSING = "needs the package lightgbm"
 
 
-def rivals(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[Rival]:
-    """Yield the rivals, measured on the held-out rows.
+def baselines(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[ComparedModel]:
+    """Yield the baselines, measured on the held-out rows.
 
     Args:
         rows: The rows.
@@ -38,16 +38,16 @@ def rivals(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[Rival
     measured = partial(measure, y=problem.y[rows.held], weights=counts)
     if problem.loss in {leaves.LOGISTIC, leaves.SQUARED}:
         weights = refit(problem.part(rows.tuned), _RATE)
-        yield Rival("refit", measured(problem.part(rows.held).predict(weights)))
+        yield ComparedModel("refit", measured(problem.part(rows.held).predict(weights)))
         margins = problem.raw(problem.original)
         yield _measured("continued", partial(_boosted, rows, features, margins, seed), measured)
     else:
-        yield from (Rival(name, None, "for two classes and numbers only") for name in ("refit", "continued"))
+        yield from (ComparedModel(name, None, "for two classes and numbers only") for name in ("refit", "continued"))
     yield _measured("new rows only", partial(_boosted, rows, features, None, seed), measured)
 
 
-def retrained(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[Rival]:
-    """Yield a new model of old and new rows, with new tables of target encoders; as :func:`rivals`.
+def retrained(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[ComparedModel]:
+    """Yield a new model of old and new rows, with new tables of target encoders; as :func:`baselines`.
 
     Args:
         rows: The old rows, followed by the new ones.
@@ -64,15 +64,17 @@ def retrained(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[Ri
     yield _measured("old and new rows", make, partial(measure, y=rows.y[rows.held], weights=counts))
 
 
-def _measured(name: str, make: Callable[[], Array], measured: Callable[[Array], Measures]) -> Rival:
+def _measured(name: str, make: Callable[[], Array], measured: Callable[[Array], Measures]) -> ComparedModel:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return Rival(name, measured(make()))
+            return ComparedModel(name, measured(make()))
     except ImportError:
-        return Rival(name, None, _MISSING)
-    except Exception as error:  # noqa: BLE001 - any error of these libraries; the rival is left out
-        return Rival(name, None, f"failed: {str(error).splitlines()[0][:100] if str(error) else type(error).__name__}")
+        return ComparedModel(name, None, _MISSING)
+    except Exception as error:  # noqa: BLE001 - any error of these libraries; the model is left out
+        return ComparedModel(
+            name, None, f"failed: {str(error).splitlines()[0][:100] if str(error) else type(error).__name__}"
+        )
 
 
 def _boosted(rows: Rows, features: Array, margins: Array | None, seed: int) -> Array:

@@ -1,4 +1,4 @@
-"""TabM (Gorishniy et al., ICLR 2025), a network for tables, as a rival that is trained on the new rows alone."""
+"""TabM (Gorishniy et al., ICLR 2025), a network for tables, as a baseline that is trained on the new rows alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fit_tabm(x: Array, y: Array, chosen: tuple[Array, Array], seed: int) -> Call
         chosen: The features and classes of the rows to choose with.
         seed: The seed of weights and batches.
     """
-    import tabm  # noqa: PLC0415 - an optional rival
+    import tabm  # noqa: PLC0415 - an optional baseline
     import torch  # noqa: PLC0415
     from rtdl_num_embeddings import PiecewiseLinearEmbeddings, compute_bins  # noqa: PLC0415
 
