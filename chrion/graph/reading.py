@@ -81,7 +81,9 @@ def parse(content: bytes, where: str) -> onnx.ModelProto:
     try:
         proto.ParseFromString(content)
     except DecodeError as error:
-        raise ModelError(f"{where}: not an ONNX model, or truncated", hint="expected a .onnx protobuf file") from error
+        found = ", found JSON, as of a plan or a profile" if content.lstrip()[:1] == b"{" else ""
+        hint = f"expected a .onnx protobuf file{found}"
+        raise ModelError(f"{where}: not an ONNX model, or truncated", hint=hint) from error
     return proto
 
 
