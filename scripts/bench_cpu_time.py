@@ -48,13 +48,6 @@ def plain_session(source: bytes, threads: int) -> ort.InferenceSession:
     return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def hybrid_session(source: bytes) -> HybridSession:
-    """Return a session that has the decision of an earlier one."""
-    session = HybridSession(source, tune="never")
-    session.wait_until_tuned(20)
-    return session
-
-
 def trial(session: Session, feed: dict[str, object], pause_s: float, callers: int) -> tuple[float, float, float]:
     """Return the CPU time of a request and the median latency, in ms, and the requests per second."""
     for _ in range(WARM_UP):
@@ -91,7 +84,7 @@ def rows(case: Case, rounds: int) -> Iterator[list[str]]:
         "plain, 1 thread": lambda: plain_session(source, 1),
         "plain, 2 threads": lambda: plain_session(source, 2),
         "plain, default": lambda: plain_session(source, 0),
-        "HybridSession": lambda: hybrid_session(source),
+        "HybridSession": lambda: HybridSession(source, tune="now"),
     }
     for load, (pause_s, callers) in LOADS.items():
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sessions}

@@ -13,5 +13,5 @@ from agent_curves import plot_agents
 def test_curves_of_agents_are_drawn(values: list[float], tmp_path: Path) -> None:
     """Curves of few or many trials, and of trials without a figure, give a PNG."""
     pytest.importorskip("matplotlib")
-    plot_agents({"agent": values, "other": [1.0, 0.9]}, "walk", "latency", tmp_path / "curve.png")
+    plot_agents("Agents", {"agent": values, "other": [1.0, 0.9]}, "walk", "latency", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
