@@ -3,8 +3,8 @@
     python scripts/fill_pages.py
 
 Takes a second. Each section stands between markers (``<!-- begin: NAME -->``): results in ``docs/results.md`` (from the
-file ``docs/data/NAME.json``), bfloat16 in ``docs/when-it-helps.md``, commands and policies in ``docs/reference/cli.md``, and layers in ``docs/design.md``. Run
-it after the code or the data has changed.
+file ``docs/data/NAME.json``), bfloat16 in ``docs/when-it-helps.md``, commands and policies in
+``docs/reference/cli.md``, and layers in ``docs/design.md``. Run it after the code or the data has changed.
 """
 
 from __future__ import annotations
