@@ -241,6 +241,7 @@ _register(
     _RUN,
     "multi camera.onnx lidar.onnx --rates 30,10 --deadline 50ms,100ms",
     "multi a.onnx b.onnx c.onnx --rates 1,2,4 --deadline 50ms --find",
+    "multi camera.onnx lidar.onnx --rates 30,10 --hardware epyc-16 --cores 4",
 )
 _register(report, _RUN, "report lstm.plan.json --html lanes.html", "report lstm.plan.json --measured --model lstm.onnx")
 _register(compare, _STUDY, "compare lstm.onnx", "compare lstm.onnx --policies chrion,heft,ios --plot policies.png")

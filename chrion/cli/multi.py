@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,19 +13,25 @@ import typer
 from chrion.cli import outputs
 from chrion.cli.console import note, show, show_json, step
 from chrion.cli.exit_codes import OUT_OF_REACH
-from chrion.cli.options import CoresOption, ForceOption, JsonOption, ShapeOption
+from chrion.cli.option_groups import CostOptions
+from chrion.cli.options import CoresOption, ForceOption, HardwareOption, JsonOption, ShapeOption
 from chrion.common.files import write_atomically
 from chrion.common.suggestions import did_you_mean
 from chrion.common.units import format_shape, parse_duration_ms, parse_shape
 from chrion.errors import OptionError
+from chrion.graph import load as load_graph
 from chrion.graph.reading import read_model
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.report.lane_chart import chrome_trace
 from chrion.report.load_tables import block_chart, load_line, load_table
+from chrion.report.tables import estimated_lines
+from chrion.serving.multi.estimated_models import EstimatedModels
 from chrion.serving.multi.load import LoadResult, find_factor, measure, measure_times, predict, summarise
 from chrion.serving.multi.policies import POLICIES
+from chrion.serving.multi.served_models import ServedModels
 from chrion.serving.multi.session import MultiSession
-from chrion.serving.multi.simulation import LOADS, build_arrivals
+from chrion.serving.multi.simulation import LOADS, Arrival, build_arrivals
+from chrion.serving.multi.virtual_lanes import BlockTimes
 
 _POLICY_HELP = f"Who runs next: {', '.join(POLICIES)}."
 
@@ -65,6 +71,7 @@ def multi(
         ),
     ] = None,
     shape: ShapeOption = None,
+    hardware: HardwareOption = None,
     load: Annotated[str, typer.Option(metavar="NAME", help=f"How tasks arrive: {', '.join(LOADS)}.")] = "periodic",
     block: Annotated[str, typer.Option(metavar="5ms", help="Limit of a block's time.")] = "5ms",
     cores: CoresOption = None,
@@ -78,11 +85,13 @@ def multi(
 ) -> None:
     """Find out whether this machine sustains several models at given rates.
 
-    Tasks are served by a MultiSession, on a virtual clock and then in real time.
+    Tasks are served by a MultiSession, on a virtual clock and then in real time; with --hardware on the virtual clock
+    only, by the sums of estimated costs of operators.
     Exit code 3: more than 1 % of a model's tasks miss their deadline or are dropped, or tasks pile up.
     """
     names = _names(models)
-    per_s = dict(zip(names, _numbers(rates, len(names)), strict=True))
+    paths = dict(zip(names, models, strict=True))
+    asked = dict(zip(names, _numbers(rates, len(names)), strict=True))
     if priorities and policy_name != "priority":
         raise OptionError("--priorities: only with --policy priority")
     ranks = _ranks(priorities, len(names)) if priorities else []
@@ -92,49 +101,106 @@ def multi(
     targets = outputs.check_outputs({"--trace": trace}, force=force)
     if load not in LOADS:
         raise OptionError(f"--load: unknown load {load!r}", hint=did_you_mean(load, LOADS))
-    options: dict[str, Any] = {"queue": queue, "drop": drop, "drop_late": drop_late, "cores": cores, "block": block}
+    options: dict[str, Any] = {
+        "rates": asked,
+        "deadlines": deadlines,
+        "policy": policy_name,
+        "priorities": dict(zip(names, ranks, strict=True)) if ranks else None,
+        "queue": queue,
+        "drop": drop,
+        "drop_late": drop_late,
+        "background": background,
+        "block": block,
+    }
+    shapes = _shapes(shape or [], {name: path for name, path in paths.items() if providers[name] == "none"})
+    given = _Load(asked, seconds, load, find=find)
+    if hardware is not None:
+        for option, value in (("--accelerator", accelerator), ("--trace", trace)):
+            if value is not None:
+                raise OptionError(f"{option}: not allowed with --hardware, which runs no model")
+        costs = CostOptions(hardware=hardware, cores=cores)
+        estimated, lines = _estimate(paths, shapes, costs, options)
+        per_s, _, result = given.predict(estimated, estimated.times)
+        _show(estimated, per_s, {"estimated": result}, lines, as_json=as_json)
+        raise typer.Exit(0 if result.sustained else OUT_OF_REACH)
     with step(f"opening {', '.join(names)}" if background else f"cutting {', '.join(names)} into blocks"):
-        session = MultiSession(
-            dict(zip(names, models, strict=True)),
-            rates=per_s,
-            deadlines=deadlines,
-            policy=policy_name,
-            priorities=dict(zip(names, ranks, strict=True)) if ranks else None,
-            background=background,
-            accelerators=providers,
-            shapes=_shapes(
-                shape or [], {n: path for n, path in zip(names, models, strict=True) if providers[n] == "none"}
-            ),
-            **options,
-        )
+        session = MultiSession(paths, accelerators=providers, cores=cores, shapes=shapes, **options)
     for name, inputs in session.inputs.items():
         if free := [f"{info.name} ({format_shape(info.shape)})" for info in inputs if info.free and info.shape]:
             note(f"warning: {name}: free dimensions have size 1: {', '.join(free)}; --shape gives other sizes")
-    results = {}
     with session:
         feeds = {name: {i.name: synthetic_array(i) for i in inputs} for name, inputs in session.inputs.items()}
         with step("measuring models while all cores are busy"):
             times = measure_times(session, feeds)
-        if find:
-            factor = find_factor(session, per_s, seconds, times, load)
-            if not factor:
-                raise OptionError(f"--find: no multiple of the rates {rates} is sustained", hint="allow more time")
-            per_s = {name: factor * rate for name, rate in per_s.items()}
-        arrivals = build_arrivals(per_s, seconds, load)
-        results["predicted"] = predict(session, arrivals, times)
+        per_s, arrivals, predicted = given.predict(session, times)
         with step(f"measuring {len(arrivals)} tasks in {seconds:g} s"):
             served, spans = measure(session, feeds, arrivals)
-        results["measured"] = measured = summarise(served, spans, arrivals, session.lanes)
-        explanation = session.explain()
+    measured = summarise(served, spans, arrivals, session.lanes)
     if trace:
         write_atomically(trace, chrome_trace([block_chart("measured", spans, session.cpu_lanes)]))
+    messages = [target.message for target in targets]
+    _show(session, per_s, {"predicted": predicted, "measured": measured}, messages, as_json=as_json)
+    raise typer.Exit(0 if measured.sustained else OUT_OF_REACH)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """The load that is asked for."""
+
+    rates: dict[str, float]
+    seconds: float
+    #: How tasks arrive.
+    name: str
+    find: bool
+
+    def predict(
+        self, session: ServedModels, times: BlockTimes
+    ) -> tuple[dict[str, float], Sequence[Arrival], LoadResult]:
+        """Return the rates, with ``--find`` the highest ones, their tasks, and the figures as predicted.
+
+        Raises:
+            OptionError: No multiple of the rates is sustained.
+        """
+        factor = find_factor(session, self.rates, self.seconds, times, self.name) if self.find else 1.0
+        if not factor:
+            text = ",".join(f"{rate:g}" for rate in self.rates.values())
+            raise OptionError(f"--find: no multiple of the rates {text} is sustained", hint="allow more time")
+        rates = {name: factor * rate for name, rate in self.rates.items()}
+        arrivals = build_arrivals(rates, self.seconds, self.name)
+        return rates, arrivals, predict(session, arrivals, times)
+
+
+def _estimate(
+    paths: Mapping[str, Path], shapes: Mapping[str, dict[str, Any]], costs: CostOptions, options: Mapping[str, Any]
+) -> tuple[EstimatedModels, list[str]]:
+    """Return models with estimated costs, and a line that says so.
+
+    Raises:
+        ModelError: A model cannot be read.
+        ShapeError: An input has a free dimension.
+    """
+    graphs = {name: load_graph(path, shapes.get(name)) for name, path in paths.items()}
+    profiles = {name: costs.find_profile(graph) for name, graph in graphs.items()}
+    known = {name: (graph.dag, profiles[name].costs(graph.dag)) for name, graph in graphs.items()}
+    operators = sum(len(graph.dag) for graph in graphs.values())
+    machine = next(iter(profiles.values())).machine
+    return EstimatedModels(known, **options), estimated_lines(operators, operators, machine)
+
+
+def _show(
+    session: ServedModels,
+    per_s: Mapping[str, float],
+    results: Mapping[str, LoadResult],
+    messages: Sequence[str],
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
         content = {title: _plain(result) for title, result in results.items()}
         show_json({"policy": session.policy, "lanes": session.lanes, "rates": per_s, **content})
     else:
         lines = [load_line(title, result) for title, result in results.items()]
-        show(explanation, load_table(per_s, results), *lines, *(target.message for target in targets))
-    raise typer.Exit(0 if measured.sustained else OUT_OF_REACH)
+        show(session.explain(), load_table(per_s, results), *lines, *messages)
 
 
 def _names(models: list[Path]) -> list[str]:

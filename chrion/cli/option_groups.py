@@ -23,13 +23,13 @@ from chrion.cli.options import (
     AlphaOption,
     CoresOption,
     GpuBudgetOption,
+    HardwareOption,
     MaxErrorOption,
     ModelArgument,
     PrecisionOption,
     ShapeOption,
     SloOption,
     StreamsOption,
-    complete_hardware,
     complete_policy,
 )
 from chrion.common.units import format_shape, parse_shape
@@ -184,14 +184,7 @@ class CostOptions:
             show_default="measure this machine",
         ),
     ] = None
-    hardware: Annotated[
-        str | None,
-        typer.Option(
-            metavar="l4+epyc-16",
-            autocompletion=complete_hardware,
-            help="Estimate costs from the datasheets of a machine's parts: names of `chrion hardware`, or TOML files.",
-        ),
-    ] = None
+    hardware: HardwareOption = None
     corrections: Annotated[
         Path | None,
         typer.Option(

@@ -93,6 +93,15 @@ AcceleratorOption = Annotated[
         show_default="the first that works",
     ),
 ]
+HardwareOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hardware",
+        metavar="l4+epyc-16",
+        autocompletion=complete_hardware,
+        help="Estimate costs from the datasheets of a machine's parts: names of `chrion hardware`, or TOML files.",
+    ),
+]
 SloOption = Annotated[
     str | None, typer.Option("--slo", metavar="60ms", help="Latency limit: 60ms, 0.06s; a plain number is in ms.")
 ]

@@ -170,6 +170,27 @@ class ModuleChain:
         return cls(tuple((at,) for at in range(count)), ((),) * count)
 
 
+def cut_chain(
+    dag: Dag, times_ms: Sequence[float], limit_ms: float, *, modules: bool
+) -> tuple[list[tuple[int, ...]], ModuleChain]:
+    """Cut a graph as a session does: into blocks, or into the pieces of its modules.
+
+    Args:
+        dag: The graph.
+        times_ms: The time of every operator.
+        limit_ms: The limit of a block's time.
+        modules: Return pieces of modules, whatever their time.
+
+    Returns:
+        The blocks in order, and the modules that consist of them; a block that is no piece is a module.
+    """
+    if modules:
+        cut = cut_pieces(dag)
+        return [piece for own in cut for piece in own], ModuleChain.of(dag, cut)
+    blocks = cut_blocks(dag, times_ms, limit_ms)
+    return [*blocks], ModuleChain.straight(len(blocks))
+
+
 def combine(parts: Sequence[tuple[Dag, Sequence[int]]]) -> Dag:
     """Return one graph of parts of several graphs, or of one graph for several requests.
 

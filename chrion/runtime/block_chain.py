@@ -22,7 +22,7 @@ from chrion.devices import CPU_PROVIDER
 from chrion.devices.host import copied
 from chrion.devices.intra_op import set_threads
 from chrion.errors import ChrionError, ShapeError, UnsafeModelError
-from chrion.graph.blocks import ModuleChain, cut_blocks, cut_pieces
+from chrion.graph.blocks import ModuleChain, cut_chain
 from chrion.graph.extract import Extractor
 from chrion.graph.loader import load_kernels
 from chrion.graph.model import Graph, TensorInfo
@@ -239,10 +239,7 @@ def open_chain(
         times_ms = measure_node_times(graph, feed, _options())
     except Exception as error:  # noqa: BLE001 - the model may refuse synthetic inputs
         return _whole(opened, f"it does not run on synthetic inputs: {first_line(error)}")
-    if modules:
-        cut = cut_pieces(graph.dag)
-        return _cut(graph, feed, [piece for own in cut for piece in own], ModuleChain.of(graph.dag, cut))
-    return _cut(graph, feed, cut_blocks(graph.dag, times_ms, limit_ms))
+    return _cut(graph, feed, *cut_chain(graph.dag, times_ms, limit_ms, modules=modules))
 
 
 def _why_whole(graph: Graph) -> str:
@@ -260,16 +257,14 @@ def _why_whole(graph: Graph) -> str:
     return "" if len(graph.dag) else "it has no operators"
 
 
-def _cut(
-    graph: Graph, feed: Mapping[str, Any], blocks: Sequence[Sequence[int]], modules: ModuleChain | None = None
-) -> BlockChain:
+def _cut(graph: Graph, feed: Mapping[str, Any], blocks: Sequence[Sequence[int]], modules: ModuleChain) -> BlockChain:
     """Return the chain of a graph that is cut into blocks."""
     factory = SegmentFactory(Extractor(graph, embedded=True), _options())
     segments = [factory.open(block, 1) for block in blocks]
     tensors = graph.select(name for s in segments for _, name in (*s.inputs, *s.outputs))
     names = [info.name for info in graph.outputs]
     chain = BlockChain(graph.inputs, names, lambda: _CutRun(tensors, segments), len(blocks), "")
-    chain.modules = modules or chain.modules
+    chain.modules = modules
     chain.measure(feed)
     return chain
 

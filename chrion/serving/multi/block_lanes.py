@@ -94,7 +94,7 @@ class BlockLanes:
         niceness: Mapping[int, int] | None = None,
     ) -> None:
         self.chains, self.rules = dict(chains), dict(rules)
-        self.lanes, self.new_dispatcher = lanes, new_dispatcher
+        self.lanes = lanes
         self.busy_ms = [0.0] * lanes
         #: Lists to which the blocks that run are added.
         self._recorders: tuple[list[BlockSpan], ...] = ()

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import onnx
 
-from chrion.common.suggestions import did_you_mean
-from chrion.common.units import format_count, parse_duration_ms
+from chrion.common.units import parse_duration_ms
 from chrion.common.wrong_values import wrong_value
-from chrion.devices.providers import usable_provider
 from chrion.errors import OptionError
-from chrion.graph.blocks import parse_block_ms
 from chrion.graph.model import TensorInfo
 from chrion.machine.cores import check_cores, physical_cores
 from chrion.runtime.block_chain import open_chain
 from chrion.serving.multi.block_lanes import BlockLanes, TaskFuture
-from chrion.serving.multi.dispatcher import BlockSpan, Dispatcher, ModelRules
-from chrion.serving.multi.lanes import lay_out_lanes
-from chrion.serving.multi.policies import check_policy
-from chrion.serving.multi.top import TopDispatcher
-from chrion.serving.multi.top_search import TopPlanner
-from chrion.serving.multi.virtual_lanes import BlockTimes, PinnedLanes, SharedCores, VirtualLanes
+from chrion.serving.multi.dispatcher import BlockSpan
+from chrion.serving.multi.served_models import Drop, ServedModels, by_name
 
 Model = str | Path | bytes | onnx.ModelProto
-Drop = Literal["newest", "oldest"]
 
 
-class MultiSession:
+class MultiSession(ServedModels):
     """Serves several ONNX models on the CPU cores of one machine.
 
     Each model is cut into blocks of a few milliseconds. Lanes, threads that are each pinned to a core, run the blocks
@@ -89,46 +77,37 @@ class MultiSession:
         shapes: Mapping[str, Mapping[str, int | Sequence[int]]] | None = None,
         patience: str | float = "1s",
     ) -> None:
-        rules = _rules(models, deadlines, rates, priorities, queue, drop)
-        deadlined = any(own.deadline_ms is not None for own in rules.values())
-        self.policy = check_policy(policy or ("edf" if deadlined else "fair"))
         check_cores(cores)
-        limit_ms, patience_ms = parse_block_ms(block, "block"), parse_duration_ms(patience, "patience")
-        given = _by_name(models, {} if shapes is None else shapes, "shapes", None)
+        super().__init__(
+            models,
+            cores or len(physical_cores()),
+            deadlines=deadlines,
+            rates=rates,
+            policy=policy,
+            priorities=priorities,
+            queue=queue,
+            drop=drop,
+            drop_late=drop_late,
+            background=background,
+            accelerators=accelerators,
+            block=block,
+            patience=patience,
+        )
+        given = by_name(models, {} if shapes is None else shapes, "shapes", None)
         if any(not isinstance(own, Mapping | None) for own in given.values()):
             raise wrong_value("shapes", "shapes by input for each model", shapes)
-        top = self.policy == "top"
-        if self.policy in {"static", "top"} and background:
-            raise OptionError(f"background: policy {self.policy} divides the cores, and each class has threads on all")
-        self._providers = _providers(models, accelerators)
-        if top and self._providers:
-            raise OptionError("accelerators: policy top runs all models on the cores of the CPU")
         if fixed := [name for name in self._providers if given[name]]:
             raise OptionError(f"shapes: model {fixed[0]!r} runs whole on an accelerator, with any shapes")
-        self._cores = cores or len(physical_cores())
-        layout = lay_out_lanes(rules, self._cores, self._providers, background=background)
-        self._cpu_lanes, self._lane_niceness = layout.cpu_lanes, layout.niceness
-        #: The niceness of the lanes of each model in the mode ``background``.
-        self.niceness = {n: layout.niceness[own[0]] for n, own in layout.own_lanes.items() if own[0] in layout.niceness}
-        options: dict[str, Any] = {"drop_late": drop_late, "patience_ms": patience_ms}
-        limit_ms = math.inf if background else limit_ms
         chains = {
-            name: open_chain(model, limit_ms, given[name], self._providers.get(name, ""), modules=top)
+            name: open_chain(
+                model, self._limit_ms, given[name], self._providers.get(name, ""), modules=self._in_modules
+            )
             for name, model in models.items()
         }
-        rules = {name: replace(own, block_ms=chains[name].block_ms) for name, own in rules.items()}
-        if top:
-            modules = {name: chain.modules for name, chain in chains.items()}
-            planner = TopPlanner(rules, layout.lanes, modules)
-            options["replan"] = planner.replan
-            new_dispatcher: Callable[[], Dispatcher] = functools.partial(
-                TopDispatcher, rules, layout.lanes, modules, planner.first, planner.table, **options
-            )
-        else:
-            options["own_lanes"] = layout.own_lanes
-            new_dispatcher = functools.partial(Dispatcher, rules, layout.lanes, self.policy, **options)
+        self._use(chains)
+        layout = self._layout
         self._core = BlockLanes(
-            chains, rules, layout.lanes, new_dispatcher, cores=layout.pinned, niceness=layout.niceness
+            chains, self._rules, layout.lanes, self._new_dispatcher, cores=layout.pinned, niceness=layout.niceness
         )
 
     def submit(self, name: str, feed: Mapping[str, Any], deadline: str | float | None = None) -> TaskFuture:
@@ -153,34 +132,9 @@ class MultiSession:
         return self._core.submit(name, self._core.chain(name).check(feed), deadline_ms)
 
     @property
-    def rules(self) -> dict[str, ModelRules]:
-        """The models with the measured times of their blocks, as the dispatcher has them."""
-        return dict(self._core.rules)
-
-    @property
     def inputs(self) -> dict[str, tuple[TensorInfo, ...]]:
         """The inputs of each model."""
         return {name: chain.inputs for name, chain in self._core.chains.items()}
-
-    @property
-    def lanes(self) -> int:
-        """The number of lanes."""
-        return self._core.lanes
-
-    @property
-    def cpu_lanes(self) -> int:
-        """The number of lanes of the CPU, which come first; the others are of accelerators."""
-        return self._cpu_lanes
-
-    def new_dispatcher(self) -> Dispatcher:
-        """Return a dispatcher without tasks that decides as this session does, for simulations."""
-        return self._core.new_dispatcher()
-
-    def virtual_lanes(self, times: BlockTimes) -> VirtualLanes:
-        """Return lanes as this session has them, for simulations."""
-        if self._lane_niceness:
-            return SharedCores(self._cores, self._lane_niceness, times)
-        return PinnedLanes(self.lanes, times)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the number of each model's tasks so far, by outcome, and those that are ``waiting`` to begin."""
@@ -191,16 +145,8 @@ class MultiSession:
         return self._core.record()
 
     def explain(self) -> str:
-        """Return the policy, and the blocks of each model."""
-        lines = [f"policy {self.policy} on {format_count(self.lanes, 'lane')}"]
-        for name, rules in self.rules.items():
-            reason = self._core.chains[name].reason
-            blocks = f"{format_count(len(rules.block_ms), 'block')}, the longest {max(rules.block_ms):.1f} ms"
-            place = f" on {self._providers[name]}" if name in self._providers else ""
-            niceness = f", niceness {self.niceness[name]}" if name in self.niceness else ""
-            note = f" ({reason})" if reason else ""
-            lines.append(f"{name}: {rules.total_ms:.1f} ms in {blocks}{note}{place}{niceness}")
-        return "\n".join([*lines, *self._core.plan_lines()])
+        """Return the policy, the blocks of each model, and the plan of the policy ``top``."""
+        return "\n".join([super().explain(), *self._core.plan_lines()])
 
     def close(self) -> None:
         """Refuse further tasks, and stop the lanes when those that were submitted are over. Idempotent.
@@ -214,76 +160,3 @@ class MultiSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _rules(  # noqa: PLR0913, PLR0917 - the options of a session
-    models: Mapping[str, Model],
-    deadlines: str | float | Mapping[str, str | float] | None,
-    rates: float | Mapping[str, float] | None,
-    priorities: Mapping[str, int] | None,
-    queue: int | Mapping[str, int],
-    drop: Drop | Mapping[str, Drop],
-) -> dict[str, ModelRules]:
-    """Return the rules of the models, without the times of blocks.
-
-    Raises:
-        OptionError: An option has an invalid value.
-    """
-    if not isinstance(models, Mapping) or not models:
-        raise wrong_value("models", "at least one model by name", models)
-    times, per_s = _by_name(models, deadlines, "deadlines", None), _by_name(models, rates, "rates", None)
-    levels, lengths = _by_name(models, priorities, "priorities", 0), _by_name(models, queue, "queue", 64)
-    dropped = _by_name(models, drop, "drop", "newest")
-    rules = {}
-    for name in models:
-        if per_s[name] is not None and not (_is_number(per_s[name], Real) and 0 < per_s[name] < math.inf):
-            raise wrong_value("rates", f"a number above 0 for {name!r}", per_s[name])
-        if not _is_number(lengths[name], Integral) or lengths[name] < 1:
-            raise wrong_value("queue", f"a whole number of at least 1 for {name!r}", lengths[name])
-        if not _is_number(levels[name], Integral) or levels[name] < 0:
-            raise wrong_value("priorities", f"a whole number from 0 for {name!r}", levels[name])
-        if dropped[name] not in get_args(Drop):
-            raise wrong_value("drop", f"newest or oldest for {name!r}", dropped[name])
-        rules[name] = ModelRules(
-            block_ms=(),
-            deadline_ms=None if times[name] is None else parse_duration_ms(times[name], "deadlines"),
-            rate=per_s[name],
-            priority=levels[name],
-            queue=lengths[name],
-            drop=dropped[name],
-        )
-    return rules
-
-
-def _providers(models: Mapping[str, Model], accelerators: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the execution provider of each model that runs on an accelerator.
-
-    Raises:
-        OptionError: An option has an invalid value.
-        ProviderError: An accelerator does not work on this machine.
-    """
-    if not isinstance(accelerators, Mapping | None) or any(
-        not isinstance(a, str) for a in (accelerators or {}).values()
-    ):
-        raise wrong_value("accelerators", "an execution provider by model", accelerators)
-    given = _by_name(models, {} if accelerators is None else accelerators, "accelerators", "none")
-    found = {accelerator: usable_provider(accelerator) for accelerator in dict.fromkeys(given.values())}
-    return {name: provider for name, accelerator in given.items() if (provider := found[accelerator])}
-
-
-def _is_number(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _by_name(models: Mapping[str, Any], given: Any, option: str, default: Any) -> dict[str, Any]:
-    """Return the value of an option for every model: one for all, or by name.
-
-    Raises:
-        OptionError: A name is no model's.
-    """
-    if not isinstance(given, Mapping):
-        return dict.fromkeys(models, default if given is None else given)
-    for name in given:
-        if name not in models:
-            raise OptionError(f"{option}: unknown model {name!r}", hint=did_you_mean(str(name), models))
-    return {name: given.get(name, default) for name in models}

@@ -118,6 +118,26 @@ def test_a_model_runs_on_an_accelerator(cli: Chrion, models: list[str]) -> None:
     assert "on CPUExecutionProvider" in out
 
 
+def test_loads_are_estimated_for_another_machine(cli: Chrion, models: list[str]) -> None:
+    """On 16 cores of a datasheet a task alone takes as long as its plan on one of them, and nothing is measured."""
+    options = ["--hardware", "epyc-16", "--rates", "1", "--json"]
+    code, out, err = cli("multi", *models, *options)
+    assert code == 0, err
+    content = json.loads(out)
+    assert (content["lanes"], "measured" in content) == (16, False)
+    assert "measuring" not in err
+    for path in models:
+        _, out, _ = cli("partition", path, *options[:2], "--cores", "1", "--policy", "heft", "--json", "--force")
+        expected = json.loads(out)["latency_ms"]
+        assert content["estimated"]["models"][Path(path).stem]["p50_ms"] == pytest.approx(expected, rel=0.1)
+    words = ["multi", *models, *options[:2], "--cores", "1", "--rates", "10,5", "--deadline", "1s", "--duration", "5s"]
+    found = json.loads(cli(*words, "--find", "--json")[1])["rates"]["squeezenet"]
+    rates = f"{3 * found},{1.5 * found}"
+    code, out, err = cli(*words, "--rates", rates)
+    assert (code, "estimated: not sustained" in out) == (3, True), err
+    assert "all times are estimated from datasheets: epyc-16" in out
+
+
 def test_wrong_options_are_refused(cli: Chrion, models: list[str]) -> None:
     """Rates, deadlines, policies and files are checked; each error is one line."""
     assert_each_refused(
@@ -133,6 +153,10 @@ def test_wrong_options_are_refused(cli: Chrion, models: list[str]) -> None:
             (["multi", *models, "--rates", "1", "--block", "10us"], "block: expected at least 0.1 ms"),
             (["multi", *models, "--rates", "1", "--accelerator", "a,b,c"], "expected 1 or 2 values"),
             (["multi", *models, "--rates", "1", "--accelerator", "gpux"], "unknown accelerator 'gpux'"),
+            (["multi", *models, "--rates", "1", "--hardware", "epyc-17"], "epyc-16"),
+            (["multi", *models, "--rates", "1", "--hardware", "epyc-16", "--cores", "17"], "cores"),
+            (["multi", *models, "--rates", "1", "--hardware", "epyc-16", "--trace", "x.json"], "--trace: not allowed"),
+            (["multi", *models, "--rates", "1", "--hardware", "epyc-16", "--accelerator", "cuda"], "runs no model"),
             (["multi", "absent.onnx", "--rates", "1"], "absent.onnx"),
             (["multi", *models, "--rates", "1", "--trace", "none/x.json"], "no folder"),
         ],
