@@ -430,10 +430,10 @@ def test_top_replaces_its_plan_while_tasks_go_on(
 
     monkeypatch.setattr(TopPlanner, "replan", replan)
     with MultiSession(models, policy="top", queue=4096) as session:
-        assert "light 0.0 ms" in session.explain()
+        assert "light 0.00 ms" in session.explain()
         futures = [session.submit("heavy", FEED)]
         until = time.monotonic() + 60
-        while "light 1.5 ms" not in session.explain():
+        while "light 1.50 ms" not in session.explain():
             assert time.monotonic() < until
             futures += [session.submit("light", FEED) for _ in range(20)]
             time.sleep(0.05)

@@ -32,3 +32,9 @@ def test_the_rate_that_fits_is_that_of_the_lanes() -> None:
     assert slow.utilisation == pytest.approx(0.5 * 10 * 0.008, rel=0.05)
     found = find_factor(models, {"a": 1.0}, 60.0, models.times)
     assert found == pytest.approx(2 / 0.012, rel=0.03)
+
+
+def test_short_times_have_three_digits() -> None:
+    """The times of blocks that take microseconds are not rounded to 0.0 ms."""
+    short = EstimatedModels({"a": (CHAIN, uniform_costs(CHAIN, cpu_ms=(0.0015,)))})
+    assert short.explain().splitlines()[1] == "a: 6.00 us in 1 block, the longest 6.00 us"

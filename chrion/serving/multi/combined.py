@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from chrion.common.units import format_ms
 from chrion.graph.blocks import ModuleChain, combine
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs, OperatorMemory
@@ -50,7 +51,7 @@ class TopPlan:
     def __str__(self) -> str:
         sizes = sorted(Counter(map(len, self.combined)).items())
         combined = ", ".join(f"{count} of {size} module{'s' * (size > 1)}" for size, count in sizes)
-        intervals = ", ".join(f"{name} {interval:.1f} ms" for name, interval in self.intervals_ms.items())
+        intervals = ", ".join(f"{name} {format_ms(interval)}" for name, interval in self.intervals_ms.items())
         return f"combined blocks: {combined}; least intervals: {intervals}"
 
 

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, Protocol, get_args
 
 from chrion.common.suggestions import did_you_mean
-from chrion.common.units import format_count, parse_duration_ms
+from chrion.common.units import format_count, format_ms, parse_duration_ms
 from chrion.common.wrong_values import wrong_value
 from chrion.devices.providers import usable_provider
 from chrion.errors import OptionError
@@ -141,11 +141,11 @@ class ServedModels:
         """Return the policy, and the blocks of each model."""
         lines = [f"policy {self.policy} on {format_count(self.lanes, 'lane')}"]
         for name, rules in self._rules.items():
-            blocks = f"{format_count(len(rules.block_ms), 'block')}, the longest {max(rules.block_ms):.1f} ms"
+            blocks = f"{format_count(len(rules.block_ms), 'block')}, the longest {format_ms(max(rules.block_ms))}"
             place = f" on {self._providers[name]}" if name in self._providers else ""
             niceness = f", niceness {self.niceness[name]}" if name in self.niceness else ""
             note = f" ({self._reasons[name]})" if self._reasons[name] else ""
-            lines.append(f"{name}: {rules.total_ms:.1f} ms in {blocks}{note}{place}{niceness}")
+            lines.append(f"{name}: {format_ms(rules.total_ms)} in {blocks}{note}{place}{niceness}")
         return "\n".join(lines)
 
 
