@@ -6,14 +6,16 @@ Stages: combined blocks of one to four modules of GoogLeNet, Inception-v3, ResNe
 an accelerator and on four cores. An evaluation is a request for the latency of a stage. A plan is judged by the latency
 that the evaluator predicts for it, compared with that of IOS's dynamic programme with its usual cap. GPG learns from
 as many other blocks, with 400 evaluations for each case, and is then applied to the cases: with evaluations of single
-operators only, or with a budget for walks by its probabilities.
+operators only, or with a budget for walks by its probabilities. Small blocks, of at most ten operators from the
+beginnings of the modules, are searched exhaustively, too; GPG does not take part.
 
 Launcher settings: three of the models at random rates on two and four cores. An evaluation is a trial of a plan on the
 virtual clock; 0 is the plan that combines nothing. MADDPG learns from the trials of its budget; times are CPU times.
 The last table has problems that are small enough to try all plans.
 
-``-o`` writes the results ``top-stages`` and ``top-launcher``; ``--agents`` writes checkpoints and learning curves of
-GPG and of MADDPG on the first small problem, and applies GPG's checkpoints that are there already without training.
+``-o`` writes the results ``top-stages``, ``top-small`` and ``top-launcher``; ``--agents`` writes checkpoints and
+learning curves of GPG and of MADDPG on the first small problem, and applies GPG's checkpoints that are there already
+without training.
 Needs the extras evolve and learn. Takes about an hour on two idle cores.
 """
 
@@ -40,11 +42,11 @@ from launcher_searches import SEARCHES as LAUNCHER_SEARCHES
 from launcher_searches import exhaust
 from page_markers import markdown_table
 from result_files import write_results
-from stage_searches import SEARCHES, Search
+from stage_searches import SEARCHES, Search, exhaust_stages
 
 import chrion
 from chrion.graph import Dag, Graph
-from chrion.graph.blocks import ModuleChain, cut_modules, cut_pieces
+from chrion.graph.blocks import ModuleChain, cut_modules
 from chrion.hardware import hardware
 from chrion.learning import gpg, maddpg
 from chrion.learning.networks import load_networks, save_networks
@@ -59,6 +61,7 @@ from chrion.scheduler.policies.stages import DeviceLanes, Stage, schedule_stages
 from chrion.scheduler.search.stages import CountedCost
 from chrion.serving.multi.combined import StageTable, TopPlan, separate
 from chrion.serving.multi.dispatcher import ModelRules
+from chrion.serving.multi.estimated_models import estimate_blocks
 from chrion.serving.multi.top_search import TopProblem
 from chrion.zoo import build
 
@@ -70,6 +73,8 @@ STAGE_BUDGETS = (100, 400)
 TRAINING_BUDGET = 400
 TRAINING_WALKS: Mapping[gpg.Form, int] = {"corrected": 2000, "printed": 500}
 PLAN_BUDGETS = (32,)
+#: Operators of the small blocks.
+SMALL_OPERATORS = 10
 #: Modules of the small problems, each of two models.
 SMALL = 3
 #: Steps of MADDPG's learning curve, and the transitions from which it learns.
@@ -94,13 +99,16 @@ class Case:
         return DeviceLanes(self.dag, self.costs)
 
 
-def combined_blocks(graphs: Mapping[str, Graph], costs: Mapping[str, Costs], count: int, seed: int) -> list[Case]:
-    """Return random combined blocks of one to four modules."""
+def combined_blocks(
+    graphs: Mapping[str, Graph], costs: Mapping[str, Costs], count: int, seed: int, most: int | None = None
+) -> list[Case]:
+    """Return random combined blocks of one to four modules, or of their first operators, ``most`` in all."""
     pick = Random(seed)  # noqa: S311 - not a secret
     modules = [(name, tuple(module)) for name, graph in graphs.items() for module in cut_modules(graph.dag)]
     cases = []
     for at in range(count):
         chosen = pick.sample(modules, 1 + at % 4)
+        chosen = [(name, own[: most // len(chosen)] if most else own) for name, own in chosen]
         joined = combine_costs([(costs[name], own) for name, own in chosen])
         cases.append(Case(read_block([(graphs[name], own) for name, own in chosen]), joined))
     return cases
@@ -131,7 +139,7 @@ Method = Callable[[Case, CountedCost], float]
 
 
 def stage_methods(agents: Mapping[gpg.Form, gpg.Gpg]) -> dict[tuple[str, str], tuple[float, Method]]:
-    """Return the methods by name and budget, with the most evaluations of each; the first one is the reference."""
+    """Return the methods by name and budget, with the most evaluations of each."""
     found: dict[tuple[str, str], tuple[float, Method]] = {
         ("IOS, usual cap", ""): (math.inf, lambda case, cost: latency_ms(case, search_stages(case.dag, cost))),
         ("HEFT, no stages", ""): (math.inf, lambda case, cost: heft_ms(case)),  # noqa: ARG005 - as the others
@@ -143,12 +151,17 @@ def stage_methods(agents: Mapping[gpg.Form, gpg.Gpg]) -> dict[tuple[str, str], t
         for name, search in SEARCHES.items():
             once = name == "generations"
             found[name, "" if once else str(budget)] = math.inf, _within(search, budget)
-        found["GPG", str(budget)] = budget, _walked(agents["corrected"])
+        if agents:
+            found["GPG", str(budget)] = budget, _walked(agents["corrected"])
     return found
 
 
 def _within(search: Search, budget: int) -> Method:
     return lambda case, cost: latency_ms(case, search(case.dag, cost, budget, 0))
+
+
+def _exhausted(case: Case, cost: CountedCost) -> float:
+    return latency_ms(case, exhaust_stages(case.dag, cost))
 
 
 def _chosen(agent: gpg.Gpg) -> Method:
@@ -176,7 +189,18 @@ def compare_stages(machine: str, cases: Sequence[Case], others: Sequence[Case], 
         agents[form], curves[f"{machine}, {form}"] = train(form, others, TRAINING_BUDGET * len(cases))
         if path:
             save_networks(path, agents[form].networks)
-    methods = stage_methods(agents)
+    return stage_rows(machine, cases, stage_methods(agents)), curves
+
+
+def compare_small(machine: str, cases: Sequence[Case]) -> list[list[str]]:
+    """Return the rows of a machine in the table of small blocks."""
+    return stage_rows(machine, cases, {("exhaustive", ""): (math.inf, _exhausted), **stage_methods({})})
+
+
+def stage_rows(
+    machine: str, cases: Sequence[Case], methods: Mapping[tuple[str, str], tuple[float, Method]]
+) -> list[list[str]]:
+    """Return the rows of a machine in a table of stage searches; the first method is the reference."""
     #: For each case: latency, evaluations and seconds.
     found: dict[tuple[str, str], list[tuple[float, int, float]]] = {key: [] for key in methods}
     for case, (key, (budget, method)) in itertools.product(cases, methods.items()):
@@ -195,7 +219,7 @@ def compare_stages(machine: str, cases: Sequence[Case], others: Sequence[Case], 
         cells += [f"{statistics.median(count for _, count, _ in results):.0f}"]
         cells += [f"{1e3 * statistics.median(seconds):.1f}", f"{1e3 * max(seconds):.0f}"]
         rows.append([machine, name, text, *cells])
-    return rows, curves
+    return rows
 
 
 def new_pool() -> ProcessPoolExecutor:
@@ -207,14 +231,9 @@ def chains_and_times(
     graphs: Mapping[str, Graph], costs: Mapping[str, Costs]
 ) -> tuple[dict[str, ModuleChain], dict[str, tuple[tuple[float, ...], tuple[float, ...]]]]:
     """Return the modules of models, and the estimated times of their pieces alone and with all cores busy."""
-    chains, times = {}, {}
-    for name, graph in graphs.items():
-        cut = cut_pieces(graph.dag)
-        chains[name] = ModuleChain.of(graph.dag, cut)
-        rows = costs[name].cpu_ms
-        sums = [tuple(sum(row[i] for i in piece) for own in cut for piece in own) for row in (rows[0], rows[-1])]
-        times[name] = sums[0], sums[1]
-    return chains, times
+    cut = {name: estimate_blocks(graph.dag, costs[name], modules=True) for name, graph in graphs.items()}
+    times = {name: (own.block_ms, own.busy_ms) for name, own in cut.items()}
+    return {name: own.modules for name, own in cut.items()}, times
 
 
 def problem(
@@ -308,7 +327,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_output(parser)
     parser.add_argument("--cases", type=positive, default=50, help="combined blocks, and launcher settings")
-    parser.add_argument("--only", choices=("stages", "launcher"), help="one of the two tables")
+    parser.add_argument("--only", choices=("stages", "small", "launcher"), help="one of the tables")
     parser.add_argument("--agents", type=existing_folder, help="folder of checkpoints and learning curves")
     arguments = parser.parse_args()
     graphs = {name: chrion.load(build(name)) for name in MODELS}
@@ -317,13 +336,13 @@ def main() -> None:
         for title, parts, cores in MACHINES
     }
     costs = {title: {name: own[name].costs(graphs[name].dag) for name in graphs} for title, own in profiles.items()}
-    if arguments.only != "launcher":
+    head = ["machine", "search", "budget", "latency / IOS", "worst", "best of all", "evaluations", "ms", "most ms"]
+    if arguments.only in {None, "stages"}:
         cases, others = (
             [combined_blocks(graphs, own, arguments.cases, seed) for own in costs.values()] for seed in (0, 1)
         )
         with new_pool() as pool:
             found = list(pool.map(compare_stages, costs, cases, others, itertools.repeat(arguments.agents)))
-        head = ["machine", "search", "budget", "latency / IOS", "worst", "best of all", "evaluations", "ms", "most ms"]
         stages = markdown_table([head, *(row for rows, _ in found for row in rows)])
         print(stages, flush=True)
         write_results(arguments.output, {"top-stages": stages})
@@ -336,7 +355,13 @@ def main() -> None:
                 "latency / one after another",
                 arguments.agents / "top-gpg.png",
             )
-    if arguments.only == "stages":
+    if arguments.only in {None, "small"}:
+        cases = [combined_blocks(graphs, own, arguments.cases, 2, SMALL_OPERATORS) for own in costs.values()]
+        rows = itertools.chain.from_iterable(map(compare_small, costs, cases))
+        small_stages = markdown_table([[*head[:3], "latency / exhaustive", *head[4:]], *rows])
+        print(f"\n{small_stages}", flush=True)
+        write_results(arguments.output, {"top-small": small_stages})
+    if arguments.only in {"stages", "small"}:
         return
     chains, times = chains_and_times(graphs, costs[MACHINES[1][0]])
     pick = Random(0)  # noqa: S311 - not a secret

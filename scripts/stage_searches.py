@@ -1,4 +1,4 @@
-"""Plain searches of stages under a budget of evaluations, beside IOS's dynamic programme.
+"""Plain searches of stages under a budget of evaluations, beside IOS's dynamic programme, and of all stages.
 
 See :mod:`chrion.scheduler.search.stages`. They return the best stages that they have seen. Equal seeds give equal
 stages. Simulated annealing and CMA-ES move operators between levels.
@@ -6,6 +6,7 @@ stages. Simulated annealing and CMA-ES move operators between levels.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -132,9 +133,6 @@ def beam_stages(dag: Dag, stage_ms: StageCost, budget: int, seed: int = 0) -> li
     block = Block.of(dag, [(i,) for i in dag.topological_order])
     alone = [cost([unit]) for unit in block.units]
 
-    def members(mask: int) -> tuple[int, ...]:
-        return tuple(unit[0] for at, unit in enumerate(block.units) if mask >> at & 1)
-
     def work_ms(mask: int) -> float:
         return sum(ms for at, ms in enumerate(alone) if mask >> at & 1)
 
@@ -149,7 +147,7 @@ def beam_stages(dag: Dag, stage_ms: StageCost, budget: int, seed: int = 0) -> li
             for _, so_far, remaining, later in kept:
                 found = list(itertools.islice(endings(block, remaining, R, S), _ENDINGS))
                 for ending, groups in found if len(found) <= tried else pick.sample(found, tried):
-                    stage = Stage(tuple(members(group) for group in groups))
+                    stage = Stage(tuple(_members(block, group) for group in groups))
                     ms, rest = so_far + cost(stage.groups), remaining ^ ending
                     expected = ms * whole_ms / max(whole_ms - work_ms(rest), _LEAST)
                     entry = (expected, ms, rest, (stage, *later))
@@ -162,7 +160,7 @@ def beam_stages(dag: Dag, stage_ms: StageCost, budget: int, seed: int = 0) -> li
         if best[0] == math.inf:
             kept = sorted([*kept, *longer.values()], key=lambda entry: (entry[2].bit_count(), *entry[:2]))[:1]
             _, _, remaining, later = kept[0]
-            first = members(remaining)
+            first = _members(block, remaining)
             inside = Dag.from_edges(
                 len(first),
                 [(first.index(m), at) for at, i in enumerate(first) for m in dag.predecessors[i] if m in first],
@@ -171,6 +169,32 @@ def beam_stages(dag: Dag, stage_ms: StageCost, budget: int, seed: int = 0) -> li
             translated = [Stage(tuple(tuple(first[i] for i in group) for group in stage.groups)) for stage in before]
             return [*translated, *later]
     return list(best[1])
+
+
+def _members(block: Block, mask: int) -> tuple[int, ...]:
+    """Return the operators of a mask."""
+    return tuple(unit[0] for at, unit in enumerate(block.units) if mask >> at & 1)
+
+
+def exhaust_stages(dag: Dag, stage_ms: StageCost) -> list[Stage]:
+    """Return the best of all stages, for a few operators.
+
+    IOS's programme, ``L[S] = min over endings E of S of L[S - E] + stage_ms(E)``, without its limits r and s, and
+    without ending stages at articulation points. There are up to 2^n sets S, and 3^n endings of them.
+    """
+    block = Block.of(dag, [(i,) for i in dag.topological_order])
+
+    @functools.cache
+    def best(remaining: int) -> tuple[float, tuple[Stage, ...]]:
+        least: tuple[float, tuple[Stage, ...]] = (math.inf, ()) if remaining else (0.0, ())
+        for ending, groups in endings(block, remaining, None, None):
+            stage = Stage(tuple(_members(block, group) for group in groups))
+            before_ms, before = best(remaining ^ ending)
+            if (ms := before_ms + stage_ms(stage.groups)) < least[0]:
+                least = ms, (*before, stage)
+        return least
+
+    return list(best(block.whole)[1])
 
 
 def ios_stages(dag: Dag, stage_ms: StageCost, budget: int, seed: int = 0) -> list[Stage]:

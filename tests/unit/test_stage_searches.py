@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_searches import SEARCHES, evolve_stages
+from stage_searches import SEARCHES, evolve_stages, exhaust_stages
 
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
@@ -59,6 +59,22 @@ def test_levels_express_the_best_stages(dag: Dag, data: st.DataObject) -> None:
             wanted[i] = float(at)
     found = stages_of_levels(dag, wanted)
     assert [sorted(map(sorted, stage.groups)) for stage in found] == [sorted(map(sorted, s.groups)) for s in best]
+
+
+@examples(50)
+@given(dag=dags(4), data=st.data())
+def test_the_exhaustive_search_finds_the_least_latency(dag: Dag, data: st.DataObject) -> None:
+    """Its stages are valid, and as fast as the best of all levels that operators can have."""
+    device = DeviceLanes(dag, data.draw(costs_for(dag, accelerator=False)))
+
+    def latency_ms(stages: Sequence[Stage]) -> float:
+        return sum(device.stage_ms(stage.groups) for stage in stages)
+
+    found = exhaust_stages(dag, device.stage_ms)
+    check(dag, found, None, None)
+    levels = itertools.product(range(len(dag)), repeat=len(dag))
+    every = (latency_ms(stages_of_levels(dag, wanted, None, None)) for wanted in levels)
+    assert latency_ms(found) == pytest.approx(min(every))
 
 
 @pytest.mark.parametrize("name", ALL)
