@@ -155,7 +155,33 @@ def test_alpha_leaves_out_expensive_variants(tmp_path: Path) -> None:
         assert [source.name for source in served(tmp_path, "m", accelerator=True).sources] == names
 
 
-@pytest.mark.parametrize(("chosen", "versions"), [("'all'", {"2", "10"}), ("'latest'", {"10"}), ("[2, 3]", {"2"})])
+def test_plans_are_ordered_by_memory(tmp_path: Path) -> None:
+    """Without variants in the settings, a plan that holds more comes first, whatever the names of the files."""
+    file = put(tmp_path, "m", branches())
+    graph = load(str(file))
+    plan = replace(fixed_plan(graph, alternating_lanes(graph)), native=graph.dag.names)
+    for name, packed_mb in (("alpha", 1.0), ("beta", 3.0), ("gamma", 2.0)):
+        replace(plan, packed_mb=packed_mb).save(file.parent / f"{name}.plan.json")
+    assert [source.name for source in served(tmp_path, "m").sources] == ["beta", "gamma", "alpha", "cpu"]
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_plans_do_not_take_the_name_of_another_variant(tmp_path: Path, name: str) -> None:
+    """A plan that would replace, or be replaced by, the variant without a plan is refused with its file's name."""
+    file = put(tmp_path, "m", branches())
+    graph = load(str(file))
+    fixed_plan(graph, alternating_lanes(graph)).save(file.parent / f"{name}.plan.json")
+    assert reason(tmp_path, "m") == f"{name}.plan.json: the variant '{name}' has no plan; rename the file"
+
+
+def test_versions_of_the_settings_that_are_missing_are_named(tmp_path: Path) -> None:
+    """A version that only the settings name is not served, with the reason; the others are."""
+    put(tmp_path, "m", branches(), 2, toml="versions = [2, 7]\n")
+    assert served(tmp_path, "m", "2")
+    assert reason(tmp_path, "m", "7") == "model.toml: versions: no such folder"
+
+
+@pytest.mark.parametrize(("chosen", "versions"), [("'all'", {"2", "10"}), ("'latest'", {"10"}), ("[2]", {"2"})])
 def test_versions(tmp_path: Path, chosen: str, versions: set[str]) -> None:
     """Versions are ordered as numbers; other folders are no versions."""
     for version in (2, 10):

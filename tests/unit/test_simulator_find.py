@@ -421,3 +421,9 @@ def test_every_request_is_exported(tmp_path: Path) -> None:
     assert mean_ms == pytest.approx(total.response.mean_ms, abs=1e-5)
     assert sorted(int(row["number"]) for row in rows) == list(range(400))
     assert [path.name for path in tmp_path.iterdir()] == ["r.csv"]
+
+
+def test_intervals_of_shares_end_at_all_requests() -> None:
+    """Of few replications an interval is wider than 0 to 100 %; loads of a request have no such end."""
+    assert Condition("violations", 0.01).interval_text(Interval(0.7667, 2.9647)) == ("0.00%", "100.00%")
+    assert Condition("swapping", 0.01).interval_text(Interval(1.5, 0.5)) == ("100.00%", "200.00%")

@@ -212,7 +212,7 @@ def _open(name: str, version: ServedVersion, settings: GenerationSettings) -> Se
     )
     if generator.tokenizer is None:
         generator.close()
-        raise OptionError(f"{path.parent}: no tokenizer.json, which text needs")
+        raise OptionError("no tokenizer.json beside the model, which text needs")
     if not generator.context:
         log.warning("the context length is unknown", extra={"fields": {"model": name, "hint": _NO_CONTEXT}})
     if generator.refused:

@@ -173,11 +173,14 @@ def _scan_model(
     if not versions:
         hint = ", to which model.onnx has to be moved" if (folder / _MODEL).is_file() else ""
         return [BadVersion(folder.name, "", f"no folder of a version, such as 1{hint}", states)]
+    entries: list[ServedVersion | BadVersion] = []
     if settings.versions == "latest":
         versions = versions[-1:]
     elif settings.versions != "all":
         versions = [path for path in versions if _number(path) in settings.versions]
-    entries: list[ServedVersion | BadVersion] = []
+        missing = sorted(set(settings.versions) - set(map(_number, versions)))
+        reason = f"{_SETTINGS}: versions: no such folder"
+        entries += [BadVersion(folder.name, str(number), reason, states) for number in missing]
     for path in versions:
         known = before.get((folder.name, path.name))
         elsewhere = [Path(file) for file, *_ in known.files if folder not in Path(file).parents] if known else []
@@ -212,7 +215,11 @@ def _read_version(
                 raise ModelError(f"variant {source.name}: its inputs or outputs differ from those of {_MODEL}")
     inputs = tuple(replace(spec, fragile=fragile_operators(models, spec.name)) for spec in inputs)
     managed = [_managed(source, variant) for source, (_, variant) in zip(sources, chosen, strict=True)]
-    _check_order(managed, ACCELERATOR if accelerator else HOST)
+    device = ACCELERATOR if accelerator else HOST
+    if not settings.variants:
+        order = sorted(range(len(managed)), key=lambda at: -managed[at].bytes[device])
+        sources, managed = tuple(sources[at] for at in order), [managed[at] for at in order]
+    _check_order(managed, device)
     first = _first_by_alpha(managed, settings.alpha)
     root = folder.parent.resolve()
     elsewhere = {file for source in sources for file in source.files[1:] if root not in file.parents}
@@ -248,10 +255,11 @@ def _variants(folder: Path, settings: ModelSettings, *, accelerator: bool) -> Ma
     """Return the variants of the settings; by default the accelerator alone, the plans, and the CPU."""
     if settings.variants or settings.blocks:
         return settings.variants or {"cpu": VariantSettings()}
-    plans = [(path.name.removesuffix(".plan.json"), Plan.load(path), path) for path in folder.glob(_PLANS)]
-    plans.sort(key=lambda plan: (-plan[1].predicted.resident_mb, plan[0]))
+    plans = {path.name.removesuffix(".plan.json"): path.name for path in sorted(folder.glob(_PLANS))}
+    if taken := sorted({"gpu", "cpu"} & plans.keys()):
+        raise ModelError(f"{plans[taken[0]]}: the variant {taken[0]!r} has no plan; rename the file")
     variants = {"gpu": VariantSettings(device="accelerator")} if accelerator else {}
-    variants |= {name: VariantSettings(plan=path.name) for name, _, path in plans}
+    variants |= {name: VariantSettings(plan=file) for name, file in plans.items()}
     return variants | {"cpu": VariantSettings()}
 
 

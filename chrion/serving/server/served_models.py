@@ -36,13 +36,16 @@ class ServedModels:
     end: Callable[[Grace], Awaitable[None]]
 
 
-def describe_versions(served: Collection[Key], unserved: Collection[Key], waiting: int = 0) -> str:
+def describe_versions(
+    served: Collection[Key], unserved: Collection[Key], waiting: int = 0, silent: Collection[str] = ()
+) -> str:
     """Return how many models are served, and what is not served, in words.
 
     Args:
         served: The versions that are served.
         unserved: The versions that cannot be served.
         waiting: The number of models that are served when a client loads them.
+        silent: The models that were to generate text and cannot.
     """
     models = len({name for name, _ in served})
     parts = [format_count(models, "model")]
@@ -51,12 +54,19 @@ def describe_versions(served: Collection[Key], unserved: Collection[Key], waitin
     if waiting:
         parts.append(f"{waiting} more on request, see --load-model")
     if unserved:
-        named = [f"{name} version {version}" if version else name for name, version in sorted(unserved)[:_NAMED]]
-        more = [f"{len(unserved) - _NAMED} more"] if len(unserved) > _NAMED else []
-        parts.append(f"not served, see the log: {', '.join(named + more)}")
+        names = [f"{name} version {version}" if version else name for name, version in sorted(unserved)]
+        parts.append(f"not served, see the log: {_some(names)}")
     elif not served and not waiting:
         parts.append(f"the repository has none: expected {EXPECTED_FILES}")
+    if silent:
+        parts.append(f"without text, see the log: {_some(sorted(silent))}")
     return parts[0] + (f" ({'; '.join(parts[1:])})" if parts[1:] else "")
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many there are beyond them."""
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return ", ".join([*names[:_NAMED], *more])
 
 
 def serving_core(options: ServerOptions, budgets: Mapping[str, int], cores: Sequence[int]) -> ServingCore:
@@ -101,7 +111,7 @@ def local_models(options: ServerOptions) -> ServedModels:
         await catalogue.start(options.load)
         if options.control == "poll":
             pollers.append(asyncio.create_task(catalogue.poll_forever(options.poll_s)))
-        return describe_versions(catalogue.served, catalogue.unserved, len(catalogue.waiting))
+        return describe_versions(catalogue.served, catalogue.unserved, len(catalogue.waiting), failed)
 
     async def end(grace: Grace) -> None:
         for poller in pollers:

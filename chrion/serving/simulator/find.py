@@ -79,6 +79,11 @@ class Condition:
         lost = total.dropped + total.failed
         return self.metric in _LEFT_OUT and lost > _LEFT_OUT[self.metric] * total.arrivals
 
+    def interval_text(self, figure: Interval) -> tuple[str, str]:
+        """Return the ends of an interval, within what a figure can be, with their unit."""
+        high = min(1.0, figure.high) if self.metric == "violations" else figure.high
+        return self.text(max(0.0, figure.low)), self.text(high)
+
     def text(self, figure: float) -> str:
         """Return a figure with its unit."""
         return f"{figure:.2%}" if self.metric in SHARES else f"{figure:.1f} ms"
