@@ -43,7 +43,7 @@ def bench(
     plan = options.load_plan()
     graph, arrays = model.load_with_feed(plan)
     arguments = options.session_arguments(graph, plan)
-    with open_session(graph, arguments) as session:
+    with open_session(graph, arguments, model) as session:
         chosen, explanation, providers = session.plan, session.explain(), session.get_providers()
     hybrid = hybrid_candidate(graph, chosen, arrays) if chosen else _as_chosen(graph, arguments, arrays)
     held_mb = memory_held_mb(hybrid, monitor) if providers[0] != CPU_PROVIDER else 0.0

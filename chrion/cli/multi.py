@@ -161,7 +161,10 @@ class _Load:
         Raises:
             OptionError: No multiple of the rates is sustained.
         """
-        factor = find_factor(session, self.rates, self.seconds, times, self.name) if self.find else 1.0
+        factor = 1.0
+        if self.find:
+            with step("searching for the highest rates"):
+                factor = find_factor(session, self.rates, self.seconds, times, self.name)
         if not factor:
             text = ",".join(f"{rate:g}" for rate in self.rates.values())
             raise OptionError(f"--find: no multiple of the rates {text} is sustained", hint="allow more time")
@@ -178,9 +181,13 @@ def _estimate(
     Raises:
         ModelError: A model cannot be read.
         ShapeError: An input has a free dimension.
+        OptionError: The machine has an accelerator, which has no part in this.
     """
     graphs = {name: load_graph(path, shapes.get(name)) for name, path in paths.items()}
     profiles = {name: costs.find_profile(graph) for name, graph in graphs.items()}
+    if any(profile.accelerator for profile in profiles.values()):
+        hint = "name the processor alone, for example epyc-16"
+        raise OptionError(f"--hardware {costs.hardware}: models run in blocks on CPU cores", hint=hint)
     known = {name: (graph.dag, profiles[name].costs(graph.dag)) for name, graph in graphs.items()}
     operators = sum(len(graph.dag) for graph in graphs.values())
     machine = next(iter(profiles.values())).machine

@@ -20,6 +20,7 @@ from chrion.profiler import Profile
 from chrion.profiler.machine import is_this_machine
 from chrion.report.benchmark.stage_timer import StageTimer
 from chrion.report.tables import estimated_lines, plan_table, reference_lines, verdict
+from chrion.runtime.execution.engine import CannotCutError, require_tensors
 from chrion.scheduler import Plan
 from chrion.scheduler.annotation import write_annotated
 from chrion.scheduler.explain import explain_placement
@@ -75,6 +76,10 @@ def partition(
         _show_tables(plan, reasons, written)
     for line in plan.missed:
         note(f"warning: {line}")
+    try:
+        require_tensors(graph)
+    except CannotCutError as error:
+        note(f"warning: sessions run this model plain, without the plan: {error}")
     if not as_json:
         show(_next_step(model, path, is_measured=is_this_machine(measured.machine)))
     if plan.missed:

@@ -42,7 +42,7 @@ def run(
     graph, arrays = model.load_with_feed(plan)
     arguments = options.session_arguments(graph, plan)
     expected = ort.InferenceSession(str(model.path), providers=["CPUExecutionProvider"]).run(None, arrays)
-    with open_session(graph, arguments) as session:
+    with open_session(graph, arguments, model) as session:
         outputs, measured_ms = _run_repeatedly(session, arrays, repeat)
         explanation, chosen = session.explain(), session.plan
     difference = largest_difference(outputs, expected)

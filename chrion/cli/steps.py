@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from chrion.cli.console import note, step
 from chrion.cli.exit_codes import OUT_OF_REACH
+from chrion.cli.option_groups import ModelOptions
 from chrion.common.units import format_count, format_mb, format_ms
 from chrion.graph import Graph
 from chrion.machine.cores import physical_cores
@@ -16,14 +18,17 @@ from chrion.runtime import HybridSession
 from chrion.scheduler import Plan
 
 
-def open_session(graph: Graph, arguments: dict[str, Any]) -> HybridSession:
+def open_session(graph: Graph, arguments: dict[str, Any], model: ModelOptions) -> HybridSession:
     """Open a HybridSession; unless a plan is given, it times plans against plain sessions."""
     if "plan" in arguments:
         return HybridSession(graph, **arguments)
     with step(f"choosing between plans and plain onnxruntime for {graph.name}", animated=False):
         session = HybridSession(graph, **arguments)
     if graph.declared_free and session.plan:
-        note(f"for these shapes alone; whether sessions of free dimensions use the plan: chrion tune {graph.name}.onnx")
+        shapes = [word for text in model.shape or () for word in ("--shape", text)]
+        precision = ["--precision", arguments["precision"]] if arguments.get("precision") else []
+        tune = shlex.join(["chrion", "tune", str(model.path), *shapes, *precision])
+        note(f"for these shapes alone; whether sessions of free dimensions use the plan: {tune}")
     return session
 
 

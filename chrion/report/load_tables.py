@@ -13,6 +13,9 @@ from chrion.serving.multi.load import LoadResult
 
 _LEGEND = "missed: late, dropped or failed; backlog: tasks that were not over when the last one arrived"
 
+#: A share of the lanes' time above which a load leaves no reserve (a choice, not measured).
+_RESERVE = 0.95
+
 
 def load_table(rates: Mapping[str, float], results: Mapping[str, LoadResult]) -> FigureTable:
     """Return a table with a row for each model and result, such as ``predicted`` and ``measured``."""
@@ -30,6 +33,8 @@ def load_table(rates: Mapping[str, float], results: Mapping[str, LoadResult]) ->
 def load_line(title: str, result: LoadResult) -> str:
     """Return one line with the verdict of a result and the share of the lanes' time that was used."""
     verdict = "sustained" if result.sustained else "not sustained"
+    if result.sustained and result.utilisation > _RESERVE:
+        verdict = "sustained, without reserve"
     return f"{title}: {verdict}; lanes busy {result.utilisation:.0%} of the time"
 
 

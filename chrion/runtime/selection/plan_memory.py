@@ -82,8 +82,8 @@ def explain_refusal(new: Footprint) -> str:
     """Return the reason why some shapes run plain if their plan has no room."""
     return (
         f"a plan would add {format_mb(new.plan_mb)} to the {format_mb(new.plain_mb)} of the plain session, which "
-        f"serves other shapes, and all plans may add {LIMIT - 1:.0%}; a model with fixed shapes needs no plain "
-        "session: chrion.load(MODEL, shapes=...)"
+        f"serves other shapes, and all plans may add {LIMIT - 1:.0%}; as long as requests have one set of shapes, "
+        "none is needed: chrion.load(MODEL, shapes=...)"
     )
 
 

@@ -145,21 +145,25 @@ class PortfolioSearch:
         known: Mapping[Variant, list[Solution]],
         solved: Sequence[tuple[Costs, Mapping[Variant, list[Solution]]]],
     ) -> None:
-        """Add solutions of one sub-machine in which lanes have several cores, if the best variant has any."""
+        """Add solutions of one sub-machine in which lanes have several cores, if the best variant has any.
+
+        If that has trees in another form, add those of the graph as it is, too: a kernel may be divided better.
+        """
         fewer_cores = {
             other.cores: solutions
             for other, solutions in solved
             if contains(machine, other) and other.limited_to(0, other.streams) == machine.limited_to(0, machine.streams)
         }
-        name = min(known, key=lambda name: min(s.timeline.latency_ms for s in known[name]))
+        fastest = min(known, key=lambda name: min(s.timeline.latency_ms for s in known[name]))
         streams = machine.streams if machine.accelerator_ms is not None else 0
-        limited = self._variants[name][1].limited_to(machine.cores, streams)
-        smaller = {cores: solutions[name] for cores, solutions in fewer_cores.items()}
-        wide = widen(self._facts[name], limited, known[name], smaller)
         largest = machine is solved[-1][0]
-        narrow = self.solutions[name]
-        offloaded = widen_offloaded(self._facts[name], limited, narrow) if largest and name is None else []
-        self.solutions[name] = [*narrow, *wide, *undominated(offloaded)]
+        for name in [fastest, None] if isinstance(fastest, str) and None in known else [fastest]:
+            limited = self._variants[name][1].limited_to(machine.cores, streams)
+            smaller = {cores: solutions[name] for cores, solutions in fewer_cores.items()}
+            wide = widen(self._facts[name], limited, known[name], smaller)
+            narrow = self.solutions[name]
+            offloaded = widen_offloaded(self._facts[name], limited, narrow) if largest and name is None else []
+            self.solutions[name] = [*narrow, *wide, *undominated(offloaded)]
 
     def _spread(
         self,
