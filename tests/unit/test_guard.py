@@ -207,28 +207,64 @@ class BusyCores:
         return True
 
 
+#: Latencies by round of which a plan wins as many as it loses to a plain session of 5 ms.
+UNDECIDED = [4.7, 4.8] * 50
+
+
 @pytest.mark.parametrize("busy", [True, False])
 def test_rounds_under_interference_are_reported(clock: FakeClock, *, busy: bool) -> None:
-    """The result is uncertain if other processes use the cores in all rounds."""
-    candidates = [steady("plain", 5.0, clock), steady("plan", 3.0, clock, plain=False)]
-    assert compare(candidates, None, BusyCores() if busy else FakeInterferenceMonitor(), clock).interference is busy
+    """The result is uncertain if other processes use the cores in all rounds, of which a plan loses half."""
+    plan, rounds = by_round("plan", UNDECIDED, 0.0, clock)
+    monitor = BusyCores() if busy else FakeInterferenceMonitor()
+    winner, _, interference = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
+    assert (winner, interference, len(rounds)) == (("plain", True, 60) if busy else ("plan", False, 12))
 
 
 def test_interference_at_the_end_of_a_round_counts_for_the_next_one_as_well(clock: FakeClock) -> None:
     """Three of twelve rounds without interference suffice, and two do not."""
-    candidates = [steady("plain", 5.0, clock), steady("plan", 4.6, clock, plain=False)]
     for first, uncertain in ((3, False), (2, True)):
+        plan, _ = by_round("plan", UNDECIDED, 0.0, clock)
         monitor = FakeInterferenceMonitor(interference_at=range(first, 99))
-        assert compare(candidates, None, monitor, clock).interference is uncertain
+        assert compare([steady("plain", 5.0, clock), plan], None, monitor, clock).interference is uncertain
 
 
-def test_under_interference_a_plan_must_lead_by_far(clock: FakeClock) -> None:
-    """A plan that is a tenth faster is selected on cores without other processes only."""
-    candidates = [steady("plain", 5.0, clock), steady("plan", 4.5, clock, plain=False)]
-    assert compare(candidates, None, FakeInterferenceMonitor(), clock).winner == "plan"
-    assert compare(candidates, None, BusyCores(), clock).winner == "plain"
-    candidates[1] = steady("plan", 3.9, clock, plain=False)
-    assert compare(candidates, None, BusyCores(), clock).winner == "plan"
+@pytest.mark.parametrize(("plan_ms", "winner"), [(4.7, "plan"), (4.8, "plain"), (9.0, "plain")])
+def test_under_interference_pairs_decide(clock: FakeClock, plan_ms: float, winner: str) -> None:
+    """A plan that is faster by 5 % in all rounds is selected with certainty, the plain session beside any other."""
+    plan, rounds = by_round("plan", [], plan_ms, clock)
+    compared = compare([steady("plain", 5.0, clock), plan], None, BusyCores(), clock)
+    assert (compared.winner, compared.interference) == (winner, False)
+    assert len(rounds) == 12
+
+
+def test_a_plan_has_to_win_pairs_against_each_plain_session(clock: FakeClock) -> None:
+    """If one of them is as fast, the comparison is uncertain, and the caller's session stays."""
+    candidates = [steady("own", 5.0, clock), steady("one thread", 3.0, clock), steady("plan", 3.0, clock, plain=False)]
+    compared = compare(candidates, None, BusyCores(), clock)
+    assert (compared.winner, compared.interference) == ("own", True)
+
+
+def test_rounds_for_pairs_follow_for_some_seconds_only(clock: FakeClock) -> None:
+    """Trials of a second and a half are repeated as often as a decision needs, and no more after five seconds."""
+    plan, rounds = by_round("plan", [100 * ms for ms in UNDECIDED], 0.0, clock)
+    assert compare([steady("plain", 500.0, clock), plan], None, BusyCores(), clock).interference
+    assert len(rounds) == 5
+
+
+def test_rounds_without_interference_after_the_first_twelve_are_pairs(clock: FakeClock) -> None:
+    """A plan that wins half of the twelve rounds, and all that follow, is selected after five of these."""
+    plan, rounds = by_round("plan", UNDECIDED[:12], 4.5, clock)
+    monitor = FakeInterferenceMonitor(interference_at=range(12))
+    winner, _, interference = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
+    assert (winner, interference, len(rounds)) == ("plan", False, 17)
+
+
+def test_if_pairs_are_undecided_a_plan_must_lead_by_far(clock: FakeClock) -> None:
+    """Its fastest rounds take less than four fifths of the plain session's, though it loses as many as it wins."""
+    for fast_ms, winner in ((3.9, "plan"), (4.1, "plain")):
+        plan, _ = by_round("plan", [fast_ms, 4.9] * 50, 0.0, clock)
+        compared = compare([steady("plain", 5.0, clock), plan], None, BusyCores(), clock)
+        assert (compared.winner, compared.interference) == (winner, True)
 
 
 def test_under_interference_no_other_plain_session_replaces_the_callers_own(clock: FakeClock) -> None:
