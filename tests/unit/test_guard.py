@@ -146,19 +146,65 @@ def test_the_least_number_of_rounds_is_run_beyond_the_time_budget(clock: FakeClo
     assert compare([plain, plan], None, FakeInterferenceMonitor(), clock)[0] == "plain"
 
 
-@pytest.mark.parametrize("kept_open", [True, False])
-def test_candidates_are_closed_as_often_as_they_are_opened(clock: FakeClock, *, kept_open: bool) -> None:
-    """A candidate that is kept open between its trials is opened once."""
-    opened, closed = [], []
+class Memory:
+    """Plans on a fake clock, and the memory that they take while they are open, in MB."""
 
-    def open_() -> tuple[Callable[[], object], Callable[[], None]]:
-        opened.append(1)
-        return steady("", 1.0, clock).open()[0], lambda: closed.append(1)
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.now_mb = self.most_mb = 100.0
+        #: The times that each plan was opened.
+        self.opened: dict[str, int] = {}
 
-    plan = Candidate("plan", open_, plain=False, kept_open=kept_open)
-    assert compare([steady("plain", 1.1, clock), plan], None, FakeInterferenceMonitor(), clock)[0] == "plan"
-    assert len(opened) == len(closed)
-    assert (len(opened) == 1) is kept_open
+    def __call__(self) -> float:
+        """Return the memory of the process."""
+        return self.now_mb
+
+    def plan(self, name: str, ms: float, mb: float, room_mb: float) -> Candidate:
+        """Return a plan that takes some memory while it is open."""
+
+        def open_() -> tuple[Callable[[], object], Callable[[], None]]:
+            self.opened[name] = self.opened.get(name, 0) + 1
+            self.now_mb += mb
+            self.most_mb = max(self.most_mb, self.now_mb)
+            return steady("", ms, self.clock).open()[0], close
+
+        def close() -> None:
+            self.now_mb -= mb
+
+        return Candidate(name, open_, plain=False, room_mb=room_mb)
+
+    def compare(self, *plans: Candidate) -> str:
+        """Compare plans with a plain session of 1 ms; return the winner."""
+        plain = steady("plain", 1.0, self.clock)
+        return compare([plain, *plans], None, FakeInterferenceMonitor(), self.clock, self).winner
+
+
+@pytest.mark.parametrize(("room_mb", "opened", "most_mb"), [(60.0, 2, 160.0), (59.0, 12, 130.0), (0.0, 12, 130.0)])
+def test_plans_stay_open_if_there_is_room_for_all(
+    clock: FakeClock, room_mb: float, opened: int, most_mb: float
+) -> None:
+    """Two plans of 30 MB do so after a first round that shows what they take; all are closed in the end."""
+    memory = Memory(clock)
+    assert memory.compare(memory.plan("a", 0.9, 30.0, room_mb), memory.plan("b", 0.88, 30.0, room_mb)) == "b"
+    assert memory.opened == {"a": opened, "b": opened}
+    assert (memory.most_mb, memory.now_mb) == (most_mb, 100.0)
+
+
+def test_an_eliminated_plan_leaves_room_for_others(clock: FakeClock) -> None:
+    """The plan that remains stays open as soon as a larger one is eliminated, which takes no memory any more."""
+    memory = Memory(clock)
+    assert memory.compare(memory.plan("good", 0.9, 30.0, 60.0), memory.plan("far", 20.0, 90.0, 60.0)) == "good"
+    assert memory.opened == {"good": 2, "far": 1}
+    assert (memory.most_mb, memory.now_mb) == (190.0, 100.0)
+
+
+def test_a_plan_that_was_kept_open_and_is_eliminated_is_closed(clock: FakeClock) -> None:
+    """Its memory is free in later rounds."""
+    memory = Memory(clock)
+    behind = memory.plan("behind", 1.3, 30.0, 60.0)
+    assert memory.compare(memory.plan("good", 0.9, 30.0, 60.0), behind) == "good"
+    assert memory.opened == {"good": 2, "behind": 2}
+    assert memory.now_mb == 100.0
 
 
 def broken() -> tuple[Callable[[], object], Callable[[], None]]:
@@ -168,7 +214,7 @@ def broken() -> tuple[Callable[[], object], Callable[[], None]]:
 
 def test_a_candidate_kept_open_that_cannot_be_opened_is_not_selected(clock: FakeClock) -> None:
     """The candidate is not selected, and its error is not raised."""
-    plan = Candidate("plan", broken, plain=False, kept_open=True)
+    plan = Candidate("plan", broken, plain=False, room_mb=60.0)
     assert compare([steady("plain", 1.1, clock), plan], None, FakeInterferenceMonitor(), clock)[0] == "plain"
 
 
