@@ -91,12 +91,12 @@ class Cell:
             weights,
         )
 
-    def feed(self, steps: int, batch: int, seed: int = 0, lengths: Any = None) -> dict[str, Array]:
-        """Return seeded inputs: normal ones, and lengths from 1 to ``steps`` if not given."""
+    def feed(self, steps: int, batch: int, seed: int = 0, lengths: Any = None, shortest: int = 1) -> dict[str, Array]:
+        """Return seeded inputs: normal ones, and lengths from ``shortest`` to ``steps`` if not given."""
         random, given = np.random.default_rng([seed, 1]), self.optional.split()
         feed: dict[str, Array] = {"X": random.standard_normal((steps, batch, self.inputs), np.float32)}
         if "lens" in given:
-            drawn = random.integers(min(1, steps), steps + 1, batch)
+            drawn = random.integers(min(shortest, steps), steps + 1, batch)
             feed["lens"] = np.array(drawn if lengths is None else lengths, np.int32)
         for name in {"h", "c"} & {*given}:
             feed[name] = random.standard_normal((self.directions, batch, self.hidden), np.float32)
@@ -153,3 +153,15 @@ def draw_cell(random: np.random.Generator) -> Cell:
         # Some functions are not bounded, and gates above 1 amplify differences.
         scale=0.2 * max(inputs, hidden) ** -0.5 if "activations" in attributes else None,
     )
+
+
+def draw_feed(cell: Cell, random: np.random.Generator, seed: int) -> dict[str, Array]:
+    """Return inputs of any sizes for which onnxruntime has outputs: no steps, no rows and lengths of 0 among them.
+
+    It ends the process for an LSTM or a GRU without rows, and for a GRU without steps or lengths. The final cells of an
+    LSTM without steps or lengths are what its memory held before.
+    """
+    has_lengths = "lens" in cell.optional.split()
+    no_steps = has_lengths or cell.kind == "RNN" or (cell.kind == "LSTM" and not cell.outputs[2])
+    steps, batch = (int(random.choice(sizes)) for sizes in ([*range(9)], [0, 1, 1, 2, 3, 5, 7, 14]))
+    return cell.feed(steps or int(not no_steps), batch or int(cell.kind != "RNN"), seed, shortest=0)

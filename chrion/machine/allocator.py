@@ -1,9 +1,11 @@
-"""Release of freed heap memory to the operating system. All functions do nothing if the C library is not glibc."""
+"""Memory of this process, and the release of freed heap memory to the system, which does nothing without glibc."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+
+import psutil
 
 #: Functions of these types run without the GIL, unlike attributes of ``ctypes.pythonapi``: trimming takes milliseconds.
 _TRIM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t)
@@ -32,3 +34,9 @@ def return_large_blocks() -> None:
         mallopt = _MALLOPT(("mallopt", ctypes.pythonapi))
         for parameter, size in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
             mallopt(parameter, size)
+
+
+def resident_mb() -> float:
+    """Return the resident memory of this process in MB, without memory that can be returned to the system."""
+    trim()
+    return float(psutil.Process().memory_info().rss / 1e6)

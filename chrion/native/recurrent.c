@@ -14,8 +14,8 @@
  * direction), squeezed (whether Y, of one direction and layout 0, has no axis of directions); and activations, alpha and beta, which
  * have an entry for each function of each direction: numbers of recurrent.h, and the parameters of all of them.
  *
- * A row of length 0 has final states of zeros, as in onnxruntime, or its initial state in an RNN. Rows are independent,
- * and the order of additions does not depend on the number of threads, only on the number of rows.
+ * A row of length 0 has final states of zeros, as in onnxruntime. Rows are independent, and the order of additions does
+ * not depend on the number of threads, only on the number of rows.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -242,12 +242,11 @@ static void finish_rows(const Sequence *s) {
     int64_t length = s->lengths ? s->lengths[row] : s->steps;
     for (int64_t time = length; s->y && time < s->steps; time++)
       memset(s->y + time * s->y_step + row * s->y_row, 0, bytes);
-    bool cleared = !length && cell->kind != RNN;
     const float *h = s->h + ((length & 1) * s->batch + row) * padded, *c = s->c + row * padded;
-    if (s->y_h && cleared) memset(s->y_h + row * s->state_row, 0, bytes);
-    if (s->y_h && !cleared) memcpy(s->y_h + row * s->state_row, h, bytes);
-    if (s->y_c && cleared) memset(s->y_c + row * s->state_row, 0, bytes);
-    if (s->y_c && !cleared) memcpy(s->y_c + row * s->state_row, c, bytes);
+    if (s->y_h && !length) memset(s->y_h + row * s->state_row, 0, bytes);
+    if (s->y_h && length) memcpy(s->y_h + row * s->state_row, h, bytes);
+    if (s->y_c && !length) memset(s->y_c + row * s->state_row, 0, bytes);
+    if (s->y_c && length) memcpy(s->y_c + row * s->state_row, c, bytes);
   }
 }
 

@@ -2,15 +2,10 @@
 
 The requests of the application itself disturb the tuning process, and it disturbs them. On live requests both engines
 take turns under the same conditions, in pairs of blocks of a few requests. Every second pair is in the opposite order,
-so that a drift favours none, and so that the engine changes only once in a pair. A pair is won by the plan if its mean
-latency is at most the given share of the plain session's, else by that. The engine that leads by :data:`_LEAD` pairs is
-selected, the plain session after :data:`_MOST_PAIRS` pairs, since the difference is small then.
+so that a drift favours none, and so that the engine changes only once in a pair. The mean latencies of blocks decide by
+the test of :mod:`chrion.common.sign_test`; if it does not, the plain session is selected.
 
-**Error.** This is Wald's sequential test of the sign of a difference. If a pair shows the right sign with probability
-p, and pairs are independent, it selects the wrong engine with probability 1 / (1 + (p / (1 - p))^5): 0.1 % with p =
-0.8, 1.4 % with p = 0.7. It takes 8 and 12 pairs then on average.
-
-**Regret.** Both engines have the same number of blocks, at most :data:`_MOST_PAIRS` and without noise five, and a block
+**Regret.** Both engines have the same number of blocks, at most ``MOST_PAIRS`` and without noise five, and a block
 lasts :data:`_LONG_S` at most, or its last request. So a plan that takes r times as long as the plain session costs at
 most the (r - 1) / 2r-th part of the time of the comparison. If r is above two, its blocks end after two requests.
 """
@@ -22,6 +17,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from chrion.common.sign_test import MOST_PAIRS, is_faster
+
 #: What :meth:`LiveSelection.note` says while an engine is not selected.
 COMPARING = "a plan is compared with the plain session on live requests: some hundreds of them decide"
 #: Time in seconds since the other engine's last request from which on requests count. The threads of a plain session
@@ -31,9 +28,6 @@ _UNSETTLED_S = 0.09
 #: Requests of a block that count, and their total latency at least, in ms (choices, not measured). A block ends earlier
 #: when it has taken so many seconds, of which pauses between requests are a part.
 _REQUESTS, _LEAST_MS, _LONG_S = 6, 20.0, 0.1
-#: Lead in pairs at which an engine is selected, which gives the errors above, and maximum number of pairs (a choice,
-#: not measured).
-_LEAD, _MOST_PAIRS = 5, 60
 #: A block of the plan ends early if this number of requests takes longer than those of the plain session by this factor
 #: (a choice, not measured).
 _FEW_REQUESTS, _FAR_SLOWER = 2, 2.0
@@ -71,8 +65,6 @@ class LiveSelection:
         self._block_s = 0.0
         #: End of the last request before the engine changed.
         self._changed_s = -math.inf
-        #: Pairs that the plan has won, less those that it has lost.
-        self._lead = 0
 
     @property
     def note(self) -> str:
@@ -136,8 +128,8 @@ class LiveSelection:
         self._first_ms = None
         self._plain_ms.append(plain_ms)
         self._plan_ms.append(plan_ms)
-        self._lead += 1 if plan_ms <= self._share * plain_ms else -1
-        if abs(self._lead) >= _LEAD or len(self._plan_ms) >= _MOST_PAIRS:
+        faster = is_faster(zip(self._plan_ms, self._plain_ms, strict=True), self._share)
+        if faster is not None or len(self._plan_ms) >= MOST_PAIRS:
             self.diverts = False
-            self.plan_wins = self._lead >= _LEAD
+            self.plan_wins = bool(faster)
             self._on_end(self)

@@ -22,7 +22,9 @@ from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import Planner
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import FLOAT, alternating_lanes, node, run_plain, value
+from mirror_device import MirrorDevice
 from recurrent_cells import Cell
+from seams.execution import use_device
 
 pytestmark = pytest.mark.skipif(not operators_available(), reason="native operators are not compiled")
 LAYERS = 3
@@ -82,6 +84,30 @@ def test_a_plan_with_native_kernels_computes_the_same(cell: str, chunk: int) -> 
         assert weights <= packed_bytes() - before < 2.5 * weights
     del session
     assert packed_bytes() == before
+
+
+@pytest.mark.parametrize("chunk", [8, 3])
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
+def test_core_lanes_beside_an_accelerator_use_native_kernels(
+    cell: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layer on the accelerator, which the plan names as well, stays onnxruntime's: its weights are not packed."""
+    model = stack(cell, chunk)
+    graph = load(model)
+    x = np.random.default_rng(1).standard_normal(graph.inputs[0].shape).astype(np.float32)
+    before = packed_bytes()
+    with HybridSession(graph, plan=native_plan(graph)):
+        of_all_layers = packed_bytes() - before
+    use_device(monkeypatch, MirrorDevice)
+    lanes = [1 if "l0" in name else 2 if "l2" in name else 0 for name in graph.dag.names]
+    plan = fixed_plan(graph, lanes, accelerator="CPUExecutionProvider")
+    assert {lane for lane, kind in zip(lanes, graph.dag.op_types, strict=True) if kind == cell} == {0, 1, 2}
+    gc.collect()
+    before = packed_bytes()
+    with HybridSession(graph, plan=replace(plan, native=recurrent(graph)), strict=True) as session:
+        assert packed_bytes() - before == of_all_layers * 2 // 3
+        for _ in range(2):
+            np.testing.assert_allclose(session.run(None, {"X": x})[0], run_plain(model, {"X": x})[0], atol=2e-6)
 
 
 @pytest.mark.parametrize("change", ["machine", "kernels"])

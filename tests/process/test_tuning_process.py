@@ -20,6 +20,7 @@ from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import decision_from_json
 from chrion.runtime.selection.tuning_process import NamedShapes, TuningProcess
+from chrion.zoo import build
 from helpers import branches, free_branches
 from tuning_support import background_tuning, no_process_left, wait_for  # noqa: F401 - fixtures
 
@@ -123,3 +124,32 @@ def test_a_model_given_as_bytes_is_not_copied() -> None:
         assert tracemalloc.get_traced_memory()[1] < size // 4
     finally:
         tracemalloc.stop()
+
+
+#: Serves SqueezeNet by a plain session, and prints the peak of its memory in MB.
+PLAIN = """
+import sys
+import numpy as np
+import onnxruntime as ort
+session = ort.InferenceSession(sys.argv[1])
+for _ in range(3):
+    session.run(None, {i.name: np.zeros(i.shape, np.float32) for i in session.get_inputs()})
+print(int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) / 1e3)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_process_takes_little_more_memory_than_a_plain_session(tmp_path: Path) -> None:
+    """Its peak for SqueezeNet is some 150 MB higher: a plan, whose sessions have an arena each, is open at a time."""
+    path = tmp_path / "model.onnx"
+    onnx.save(build("squeezenet"), path)
+    plain = subprocess.run([sys.executable, "-c", PLAIN, str(path)], capture_output=True, text=True, check=True)  # noqa: S603
+    process = TuningProcess(SessionConfig(OpenedModel(str(path))))
+    try:
+        answer = process.ask({})
+        status = Path(f"/proc/{child().pid}/status").read_text(encoding="ascii")
+    finally:
+        process.kill()
+    assert re.search(r"plan 1 [0-9.]+ ms", answer["decision"]["why"])
+    peak_mb = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1e3
+    assert peak_mb < float(plain.stdout) + 200

@@ -64,7 +64,8 @@ def quicken_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(typer.main, "get_command", _build_once)
     monkeypatch.setattr(guard, "_TRIAL_S", 0.002)
-    monkeypatch.setattr(guard, "_BUDGET_S", 0.1)
+    for name in ("_BUDGET_S", "_PAIRS_S"):
+        monkeypatch.setattr(guard, name, 0.1)
     monkeypatch.setattr(latency, "_WARM_UP_S", 0.0)
     monkeypatch.setattr(latency, "gc", SimpleNamespace(collect=lambda: 0))
     for function in (latency.time_candidates, comparison.time_plans):

@@ -439,7 +439,7 @@ def shorten_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten measurements and searches as far as possible, where it does not matter which plan they find."""
     values: Sequence[tuple[object, Mapping[str, Any]]] = (
         (operator_bench, {"_WINDOW_S": 0.0, "_ROUNDS": 2, "_FIRST_CALLS": 1}),
-        (guard, {"_TRIAL_S": 0.0, "_MIN_ROUNDS": 1, "_BUDGET_S": 0.0}),
+        (guard, {"_TRIAL_S": 0.0, "_MIN_ROUNDS": 1, "_BUDGET_S": 0.0, "_PAIRS_S": 0.0}),
         (default_policy, {"_POWERS": ((math.inf, (-2, 2)),)}),
         (default_policy, {"_FASTEST_WORK": 1, "_DESCENT_WORK": 1, "_REFINEMENT_WORK": 1}),
         (ios_search, {"_MOST_ENDINGS": 2_000, "_MOST_IN_ALL": 5_000, "_MOST_AFTERWARDS": 200}),

@@ -146,19 +146,65 @@ def test_the_least_number_of_rounds_is_run_beyond_the_time_budget(clock: FakeClo
     assert compare([plain, plan], None, FakeInterferenceMonitor(), clock)[0] == "plain"
 
 
-@pytest.mark.parametrize("kept_open", [True, False])
-def test_candidates_are_closed_as_often_as_they_are_opened(clock: FakeClock, *, kept_open: bool) -> None:
-    """A candidate that is kept open between its trials is opened once."""
-    opened, closed = [], []
+class Memory:
+    """Plans on a fake clock, and the memory that they take while they are open, in MB."""
 
-    def open_() -> tuple[Callable[[], object], Callable[[], None]]:
-        opened.append(1)
-        return steady("", 1.0, clock).open()[0], lambda: closed.append(1)
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.now_mb = self.most_mb = 100.0
+        #: The times that each plan was opened.
+        self.opened: dict[str, int] = {}
 
-    plan = Candidate("plan", open_, plain=False, kept_open=kept_open)
-    assert compare([steady("plain", 1.1, clock), plan], None, FakeInterferenceMonitor(), clock)[0] == "plan"
-    assert len(opened) == len(closed)
-    assert (len(opened) == 1) is kept_open
+    def __call__(self) -> float:
+        """Return the memory of the process."""
+        return self.now_mb
+
+    def plan(self, name: str, ms: float, mb: float, room_mb: float) -> Candidate:
+        """Return a plan that takes some memory while it is open."""
+
+        def open_() -> tuple[Callable[[], object], Callable[[], None]]:
+            self.opened[name] = self.opened.get(name, 0) + 1
+            self.now_mb += mb
+            self.most_mb = max(self.most_mb, self.now_mb)
+            return steady("", ms, self.clock).open()[0], close
+
+        def close() -> None:
+            self.now_mb -= mb
+
+        return Candidate(name, open_, plain=False, room_mb=room_mb)
+
+    def compare(self, *plans: Candidate) -> str:
+        """Compare plans with a plain session of 1 ms; return the winner."""
+        plain = steady("plain", 1.0, self.clock)
+        return compare([plain, *plans], None, FakeInterferenceMonitor(), self.clock, self).winner
+
+
+@pytest.mark.parametrize(("room_mb", "opened", "most_mb"), [(60.0, 2, 160.0), (59.0, 12, 130.0), (0.0, 12, 130.0)])
+def test_plans_stay_open_if_there_is_room_for_all(
+    clock: FakeClock, room_mb: float, opened: int, most_mb: float
+) -> None:
+    """Two plans of 30 MB do so after a first round that shows what they take; all are closed in the end."""
+    memory = Memory(clock)
+    assert memory.compare(memory.plan("a", 0.9, 30.0, room_mb), memory.plan("b", 0.88, 30.0, room_mb)) == "b"
+    assert memory.opened == {"a": opened, "b": opened}
+    assert (memory.most_mb, memory.now_mb) == (most_mb, 100.0)
+
+
+def test_an_eliminated_plan_leaves_room_for_others(clock: FakeClock) -> None:
+    """The plan that remains stays open as soon as a larger one is eliminated, which takes no memory any more."""
+    memory = Memory(clock)
+    assert memory.compare(memory.plan("good", 0.9, 30.0, 60.0), memory.plan("far", 20.0, 90.0, 60.0)) == "good"
+    assert memory.opened == {"good": 2, "far": 1}
+    assert (memory.most_mb, memory.now_mb) == (190.0, 100.0)
+
+
+def test_a_plan_that_was_kept_open_and_is_eliminated_is_closed(clock: FakeClock) -> None:
+    """Its memory is free in later rounds."""
+    memory = Memory(clock)
+    behind = memory.plan("behind", 1.3, 30.0, 60.0)
+    assert memory.compare(memory.plan("good", 0.9, 30.0, 60.0), behind) == "good"
+    assert memory.opened == {"good": 2, "behind": 2}
+    assert memory.now_mb == 100.0
 
 
 def broken() -> tuple[Callable[[], object], Callable[[], None]]:
@@ -168,7 +214,7 @@ def broken() -> tuple[Callable[[], object], Callable[[], None]]:
 
 def test_a_candidate_kept_open_that_cannot_be_opened_is_not_selected(clock: FakeClock) -> None:
     """The candidate is not selected, and its error is not raised."""
-    plan = Candidate("plan", broken, plain=False, kept_open=True)
+    plan = Candidate("plan", broken, plain=False, room_mb=60.0)
     assert compare([steady("plain", 1.1, clock), plan], None, FakeInterferenceMonitor(), clock)[0] == "plain"
 
 
@@ -207,28 +253,64 @@ class BusyCores:
         return True
 
 
+#: Latencies by round of which a plan wins as many as it loses to a plain session of 5 ms.
+UNDECIDED = [4.7, 4.8] * 50
+
+
 @pytest.mark.parametrize("busy", [True, False])
 def test_rounds_under_interference_are_reported(clock: FakeClock, *, busy: bool) -> None:
-    """The result is uncertain if other processes use the cores in all rounds."""
-    candidates = [steady("plain", 5.0, clock), steady("plan", 3.0, clock, plain=False)]
-    assert compare(candidates, None, BusyCores() if busy else FakeInterferenceMonitor(), clock).interference is busy
+    """The result is uncertain if other processes use the cores in all rounds, of which a plan loses half."""
+    plan, rounds = by_round("plan", UNDECIDED, 0.0, clock)
+    monitor = BusyCores() if busy else FakeInterferenceMonitor()
+    winner, _, interference = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
+    assert (winner, interference, len(rounds)) == (("plain", True, 60) if busy else ("plan", False, 12))
 
 
 def test_interference_at_the_end_of_a_round_counts_for_the_next_one_as_well(clock: FakeClock) -> None:
     """Three of twelve rounds without interference suffice, and two do not."""
-    candidates = [steady("plain", 5.0, clock), steady("plan", 4.6, clock, plain=False)]
     for first, uncertain in ((3, False), (2, True)):
+        plan, _ = by_round("plan", UNDECIDED, 0.0, clock)
         monitor = FakeInterferenceMonitor(interference_at=range(first, 99))
-        assert compare(candidates, None, monitor, clock).interference is uncertain
+        assert compare([steady("plain", 5.0, clock), plan], None, monitor, clock).interference is uncertain
 
 
-def test_under_interference_a_plan_must_lead_by_far(clock: FakeClock) -> None:
-    """A plan that is a tenth faster is selected on cores without other processes only."""
-    candidates = [steady("plain", 5.0, clock), steady("plan", 4.5, clock, plain=False)]
-    assert compare(candidates, None, FakeInterferenceMonitor(), clock).winner == "plan"
-    assert compare(candidates, None, BusyCores(), clock).winner == "plain"
-    candidates[1] = steady("plan", 3.9, clock, plain=False)
-    assert compare(candidates, None, BusyCores(), clock).winner == "plan"
+@pytest.mark.parametrize(("plan_ms", "winner"), [(4.7, "plan"), (4.8, "plain"), (9.0, "plain")])
+def test_under_interference_pairs_decide(clock: FakeClock, plan_ms: float, winner: str) -> None:
+    """A plan that is faster by 5 % in all rounds is selected with certainty, the plain session beside any other."""
+    plan, rounds = by_round("plan", [], plan_ms, clock)
+    compared = compare([steady("plain", 5.0, clock), plan], None, BusyCores(), clock)
+    assert (compared.winner, compared.interference) == (winner, False)
+    assert len(rounds) == 12
+
+
+def test_a_plan_has_to_win_pairs_against_each_plain_session(clock: FakeClock) -> None:
+    """If one of them is as fast, the comparison is uncertain, and the caller's session stays."""
+    candidates = [steady("own", 5.0, clock), steady("one thread", 3.0, clock), steady("plan", 3.0, clock, plain=False)]
+    compared = compare(candidates, None, BusyCores(), clock)
+    assert (compared.winner, compared.interference) == ("own", True)
+
+
+def test_rounds_for_pairs_follow_for_some_seconds_only(clock: FakeClock) -> None:
+    """Trials of a second and a half are repeated as often as a decision needs, and no more after five seconds."""
+    plan, rounds = by_round("plan", [100 * ms for ms in UNDECIDED], 0.0, clock)
+    assert compare([steady("plain", 500.0, clock), plan], None, BusyCores(), clock).interference
+    assert len(rounds) == 5
+
+
+def test_rounds_without_interference_after_the_first_twelve_are_pairs(clock: FakeClock) -> None:
+    """A plan that wins half of the twelve rounds, and all that follow, is selected after five of these."""
+    plan, rounds = by_round("plan", UNDECIDED[:12], 4.5, clock)
+    monitor = FakeInterferenceMonitor(interference_at=range(12))
+    winner, _, interference = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
+    assert (winner, interference, len(rounds)) == ("plan", False, 17)
+
+
+def test_if_pairs_are_undecided_a_plan_must_lead_by_far(clock: FakeClock) -> None:
+    """Its fastest rounds take less than four fifths of the plain session's, though it loses as many as it wins."""
+    for fast_ms, winner in ((3.9, "plan"), (4.1, "plain")):
+        plan, _ = by_round("plan", [fast_ms, 4.9] * 50, 0.0, clock)
+        compared = compare([steady("plain", 5.0, clock), plan], None, BusyCores(), clock)
+        assert (compared.winner, compared.interference) == (winner, True)
 
 
 def test_under_interference_no_other_plain_session_replaces_the_callers_own(clock: FakeClock) -> None:

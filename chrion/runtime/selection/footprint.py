@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import gc
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ from typing import BinaryIO
 from chrion.errors import ChrionError
 from chrion.graph.loader import load
 from chrion.graph.model import Graph, TensorInfo
-from chrion.machine.allocator import trim
+from chrion.machine.allocator import resident_mb
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Footprint
@@ -114,6 +113,4 @@ def _open(config: SessionConfig, shapes: Mapping[str, tuple[int, ...]], plan: Pl
 def _resident_mb() -> float:
     """Return the resident memory of this process without memory that can be returned."""
     gc.collect()
-    trim()
-    pages = int(_STATISTICS.read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return resident_mb()

@@ -7,15 +7,17 @@ one after another, for a few hundredths of a second each.
 Other processes may use the cores meanwhile. The guard does not wait for them to stop, which may take forever. Instead
 it compares statistics that interference changes little: low quantiles, since interference only adds time, and the
 number of rounds in which one candidate was faster than another, since interference that lasts for a round affects all
-candidates. Rounds with interference do not count if enough rounds have none. If too few have none, the fastest run of
-each trial is compared instead of the lower quartile, only a plan that leads by far is selected, and the result is
-uncertain.
+candidates. Rounds with interference do not count if enough rounds have none.
+
+If too few have none, the fastest run of each trial is compared instead of the lower quartile, and more rounds follow
+for some seconds, until a sign test of all rounds has decided between the plans and the plain sessions
+(:mod:`chrion.common.sign_test`, which states the error). If it has not, only a plan that leads by far is selected, and
+the result is uncertain.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import itertools
 import math
 import statistics
 import time
@@ -23,8 +25,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from chrion.common.sign_test import LEAD, MOST_PAIRS, is_faster
 from chrion.common.timing import time_calls_until
 from chrion.graph.ort_sessions import first_line
+from chrion.machine.allocator import resident_mb
 from chrion.machine.cores import physical_cores
 from chrion.profiler.interference import CoreMonitor, UsageMonitor
 from chrion.runtime.selection.decisions import TimedCandidate
@@ -35,10 +39,13 @@ from chrion.runtime.selection.decisions import TimedCandidate
 _TRIAL_S = 0.02
 _MIN_RUNS = 2
 #: Minimum number of rounds. After them, no round begins once the comparison has taken ``_BUDGET_S`` seconds.
-_MIN_ROUNDS, _BUDGET_S = 3, 1.0
+_MIN_ROUNDS, _BUDGET_S = 3, 1.5
 #: Number of rounds after which the comparison ends if the result is clear: no plan leads, or one takes at most
 #: ``_CLEAR_LEAD`` of the fastest plain session's time; maximum number of rounds.
 _CLEAR_ROUNDS, _CLEAR_LEAD, _MAX_ROUNDS = 5, 0.8, 12
+#: Time in seconds after which no round begins whose pairs are needed because of interference, if there are as many as
+#: may decide (a choice, not measured).
+_PAIRS_S = 5.0
 #: Elimination thresholds relative to the fastest candidate, after 0, 1, 2 and more rounds without interference. The
 #: best plain sessions are never eliminated, since every plan has to beat them.
 _THRESHOLDS = (8.0, 1.5, 1.5, 1.15)
@@ -46,8 +53,8 @@ _THRESHOLDS = (8.0, 1.5, 1.5, 1.15)
 #: are noise.
 SHARE = 0.95
 
-#: Opens a candidate; returns a function that runs one request, and a function that closes the candidate.
-Opener = Callable[[], tuple[Callable[[], object], Callable[[], None]]]
+#: A function that runs one request of an open candidate, and a function that closes the candidate.
+Opened = tuple[Callable[[], object], Callable[[], None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +62,14 @@ class Candidate:
     """A way to run the model."""
 
     name: str
-    open: Opener
+    open: Callable[[], Opened]
     #: Predicted accelerator memory in MB, by the definition that alpha prices.
     memory_mb: float = 0.0
     #: Whether it is a plain session; otherwise it is a plan.
     plain: bool = True
-    #: Whether it stays open between its trials. Plain sessions do not: their threads spin after a run.
-    kept_open: bool = False
+    #: It stays open between its trials while the remaining candidates like it add at most this much to the memory of
+    #: the process, in MB. Plain sessions do not: their threads spin after a run.
+    room_mb: float = 0.0
     #: A plan is selected if it takes at most this share of a plain session's latency.
     share: float = SHARE
 
@@ -73,7 +81,7 @@ class Comparison(NamedTuple):
     winner: str
     #: All candidates, in the given order.
     results: tuple[TimedCandidate, ...]
-    #: Whether too few rounds were free of interference, so that the result is uncertain.
+    #: Whether too few rounds were free of interference, and pairs have not decided, so that the result is uncertain.
     interference: bool = False
 
 
@@ -92,6 +100,24 @@ class _Record:
         #: Trials by the number of the round.
         self.trials: dict[int, _Trial] = {}
         self.failure = ""
+        #: Memory by which the process grew in its first trial, in MB; 0 if it is not measured.
+        self.grown_mb = 0.0
+        #: None while it is closed.
+        self._opened: Opened | None = None
+
+    def open(self) -> Callable[[], object]:
+        """Open the candidate, unless it is open; return the function that runs a request."""
+        if self._opened is None:
+            self._opened = self.candidate.open()
+            if not self.candidate.plain:
+                self._opened[0]()  # onnxruntime allocates memory in the first two runs
+        return self._opened[0]
+
+    def close(self) -> None:
+        """Close the candidate, if it is open."""
+        if self._opened:
+            (_, close), self._opened = self._opened, None
+            close()
 
     def fail(self, error: Exception) -> None:
         """Discard all rounds: a candidate that fails once cannot be selected."""
@@ -119,15 +145,23 @@ class _Judge:
         """Return whether a candidate takes at most a share of another's latency, and is faster in half of the rounds.
 
         The second condition guards against selection bias, and against interference with one of the two. With
-        interference the lead must be clear.
+        interference pairs decide, or the lead must be clear.
         """
+        if not self.certain:
+            if (decided := self.pairs_decide(record, other, share)) is not None:
+                return decided
+            share = min(share, _CLEAR_LEAD)
         own_ms, other_ms = self._counting(record), self._counting(other)
         common = own_ms.keys() & other_ms.keys()
         faster = sum(own_ms[at] < other_ms[at] for at in common)
-        if not self.certain:
-            share = min(share, _CLEAR_LEAD)
         latency_ms = self.latency_ms(record)
         return math.inf > latency_ms <= share * self.latency_ms(other) and 2 * faster >= len(common)
+
+    @staticmethod
+    def pairs_decide(record: _Record, other: _Record, share: float) -> bool | None:
+        """Return whether a candidate is faster than another by the rounds of both; None if that is undecided."""
+        common = record.trials.keys() & other.trials.keys()
+        return is_faster(((record.trials[at].fastest, other.trials[at].fastest) for at in common), share)
 
     def best(self, records: Sequence[_Record]) -> _Record:
         """Return the candidate to select: the first plain session, unless another candidate beats it.
@@ -158,6 +192,24 @@ class _Judge:
         far = plan_ms <= _CLEAR_LEAD * plain_ms and not self.best(records).candidate.plain
         return self.certain and (far or plan_ms > plain_ms)
 
+    def is_settled(self, records: Sequence[_Record]) -> bool:
+        """Return whether a plan is faster than all plain sessions by pairs, or no candidate faster than the first."""
+        plain, plans = _split(records)
+        if not plain or len(records) < 2:
+            return False
+        rest = [r for r in records if r is not plain[0]]
+        won = any(all(self.pairs_decide(r, other, r.candidate.share) for other in plain) for r in plans)
+        return won or all(self.pairs_decide(r, plain[0], r.candidate.share) is False for r in rest)
+
+    def is_over(self, records: Sequence[_Record], rounds: int, took_s: float) -> bool:
+        """Return whether no further round is needed or allowed."""
+        if rounds >= _CLEAR_ROUNDS and self.is_clear(records):
+            return True
+        if rounds < _MAX_ROUNDS and (rounds < _MIN_ROUNDS or took_s <= _BUDGET_S):
+            return False
+        spent = rounds >= MOST_PAIRS or (rounds >= LEAD and took_s > _PAIRS_S)
+        return self.certain or spent or self.is_settled(records)
+
     def _counting(self, record: _Record) -> dict[int, float]:
         """Return the latency in each round that counts, by the number of the round."""
         if not self.certain:
@@ -171,6 +223,7 @@ def compare(
     slo_ms: float | None,
     monitor: CoreMonitor | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    memory_mb: Callable[[], float] = resident_mb,
 ) -> Comparison:
     """Time all candidates and select one.
 
@@ -180,12 +233,18 @@ def compare(
             if no candidate meets it, select the fastest.
         monitor: Detects interference; by default it monitors all physical cores.
         clock: Returns the time in seconds.
+        memory_mb: Returns the memory of the process in MB.
 
     Returns:
         The result. A single candidate is selected without being timed, unless there is an SLO.
     """
     records, judge = [_Record(c) for c in candidates], _Judge()
-    rounds = _run_rounds(records, judge, monitor, clock, least=0 if slo_ms is None else 1)
+    least = 0 if slo_ms is None else 1
+    try:
+        rounds, remaining = _run_rounds(records, judge, monitor, clock, memory_mb, least)
+    finally:
+        for record in records:
+            record.close()
     latency_ms = {record: judge.latency_ms(record) for record in records}
     fitting = [r for r in records if slo_ms is not None and latency_ms[r] <= slo_ms]
     least_mb = min((r.candidate.memory_mb for r in fitting), default=0.0)
@@ -193,12 +252,18 @@ def compare(
     results = tuple(
         TimedCandidate(r.candidate.name, r.candidate.plain, latency_ms[r], len(r.trials), r.failure) for r in records
     )
-    return Comparison(winner.candidate.name, results, len(judge.calm) < min(rounds, _MIN_ROUNDS))
+    few = len(judge.calm) < min(rounds, _MIN_ROUNDS)
+    return Comparison(winner.candidate.name, results, few and not (slo_ms is None and judge.is_settled(remaining)))
 
 
-def _run_rounds(
-    records: Sequence[_Record], judge: _Judge, monitor: CoreMonitor | None, clock: Callable[[], float], least: int
-) -> int:
+def _run_rounds(  # noqa: PLR0913, PLR0917 - what a comparison observes
+    records: Sequence[_Record],
+    judge: _Judge,
+    monitor: CoreMonitor | None,
+    clock: Callable[[], float],
+    memory_mb: Callable[[], float],
+    least: int,
+) -> tuple[int, list[_Record]]:
     """Time the candidates in rounds, without those that are eliminated, until the result is clear.
 
     Args:
@@ -206,31 +271,34 @@ def _run_rounds(
         judge: Compares them, and is told of rounds without interference.
         monitor: Detects interference; created if None and there is a round.
         clock: Returns the time in seconds.
+        memory_mb: Returns the memory of the process in MB.
         least: Minimum number of rounds if there is a single candidate.
 
     Returns:
-        The number of rounds.
+        The number of rounds, and the candidates that were not eliminated.
     """
     remaining, start, calm = list(records), clock(), True
-    with contextlib.ExitStack() as kept:
-        openers = {r: _open_once(r.candidate, kept) if r.candidate.kept_open else r.candidate.open for r in records}
-        for done in range(_MAX_ROUNDS):
-            if done:
-                remaining = judge.eliminate(remaining)
-            spent = done >= _MIN_ROUNDS and clock() - start > _BUDGET_S
-            if (len(remaining) < 2 and done >= least) or spent or (done >= _CLEAR_ROUNDS and judge.is_clear(remaining)):
-                return done
-            if monitor is None:
-                monitor = UsageMonitor(physical_cores())
-            for record in remaining:
-                try:
-                    record.trials[done] = _run_trial(openers[record], clock)
-                except Exception as error:  # noqa: BLE001 - a candidate that raises anything is not selected
-                    record.fail(error)
-            before, calm = calm, not monitor.has_interference()
-            if before and calm:
-                judge.calm.add(done)
-    return _MAX_ROUNDS
+    for done in itertools.count():
+        if done:
+            remaining = judge.eliminate(remaining)
+            for record in records:
+                if record not in remaining:
+                    record.close()
+        if (len(remaining) < 2 and done >= least) or judge.is_over(remaining, done, clock() - start):
+            break
+        if monitor is None:
+            monitor = UsageMonitor(physical_cores())
+        grown_mb = sum(record.grown_mb for record in remaining)
+        for record in remaining:
+            keep = done > 0 and 0.0 < record.candidate.room_mb >= grown_mb
+            try:
+                record.trials[done] = _run_trial(record, clock, memory_mb, keep=keep)
+            except Exception as error:  # noqa: BLE001 - a candidate that raises anything is not selected
+                record.fail(error)
+        before, calm = calm, not monitor.has_interference()
+        if before and calm and done < _MAX_ROUNDS:  # of many rounds, some seem calm by chance
+            judge.calm.add(done)
+    return done, remaining
 
 
 def _lower_quartile(values: Sequence[float]) -> float:
@@ -250,29 +318,20 @@ def _split(records: Sequence[_Record]) -> tuple[list[_Record], list[_Record]]:
     return [r for r in records if r.candidate.plain], [r for r in records if not r.candidate.plain]
 
 
-def _open_once(candidate: Candidate, kept: contextlib.ExitStack) -> Opener:
-    """Return an opener that opens the candidate at its first call, and leaves closing it to the stack."""
-
-    @functools.cache
-    def run() -> Callable[[], object]:
-        opened, close = candidate.open()
-        kept.callback(close)
-        opened()
-        return opened
-
-    return lambda: (run(), lambda: None)
-
-
-def _run_trial(opener: Opener, clock: Callable[[], float]) -> _Trial:
-    """Time a candidate, after a warm-up run.
+def _run_trial(record: _Record, clock: Callable[[], float], memory_mb: Callable[[], float], *, keep: bool) -> _Trial:
+    """Time a candidate, after a warm-up run; measure its memory in its first trial, if it may be kept open.
 
     Raises:
         Exception: Raised by the candidate when it is opened or run.
     """
-    run, close = opener()
+    before_mb = memory_mb()  # also returns what the candidate before has left
     try:
+        run = record.open()
         run()
         times = time_calls_until(run, clock() + _TRIAL_S, _MIN_RUNS, clock)
+        if record.candidate.room_mb > 0 and not record.trials:
+            record.grown_mb = memory_mb() - before_mb
         return _Trial(_lower_quartile(times), min(times))
     finally:
-        close()
+        if not keep:
+            record.close()

@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Plans stay open between their trials if the weights of all of them take at most this many bytes
-#: (a choice, not measured).
-_KEPT_OPEN_BYTES = 256e6
+#: Plans stay open between their trials if the weights of all of them take at most this many bytes, and if they add at
+#: most this much to the memory of the process, in MB and in sizes of the weights. Opening a plan of SqueezeNet takes as
+#: long as opening a plain session, and 34 sessions with an arena each hold 140 MB (the limits are choices).
+_KEPT_OPEN_BYTES, _KEPT_OPEN_MB, _KEPT_OPEN_WEIGHTS = 256e6, 50.0, 2.0
 #: A plan of a model with free dimensions holds all weights a second time, since the plain session stays open for other
 #: shapes. It must have a clear gain: it is selected if it takes at most this share of a plain session's latency.
 SHARE_BESIDE_PLAIN = 0.8
@@ -376,7 +377,9 @@ class EngineSelector:
             engine = self._cut(graph, plan)
             return lambda: engine.run(None, feed, None), engine.close
 
-        few_weights = sum(graph.dag.weight_bytes) * len(plans) <= _KEPT_OPEN_BYTES
+        weight_bytes = sum(graph.dag.weight_bytes)
+        few_weights = weight_bytes * len(plans) <= _KEPT_OPEN_BYTES
+        room_mb = _KEPT_OPEN_MB + _KEPT_OPEN_WEIGHTS * weight_bytes / 1e6
         candidates = []
         for name in self.plain_sessions.names(graph):
             held = first.accelerator_only if name == PLAIN else None
@@ -386,11 +389,11 @@ class EngineSelector:
         for name, plan in plans.items():
             if not self._fits(plan.predicted):
                 continue
-            kept_open = few_weights and plan.accelerator is None
+            own_mb = room_mb if few_weights and plan.accelerator is None else 0.0
             memory_mb = plan.predicted.accelerator_mb(plan.memory)
             share = SHARE_BESIDE_PLAIN if graph.declared_free else SHARE
             opener = partial(open_plan, plan)
-            candidates.append(Candidate(name, opener, memory_mb, plain=False, kept_open=kept_open, share=share))
+            candidates.append(Candidate(name, opener, memory_mb, plain=False, room_mb=own_mb, share=share))
         return candidates
 
     def _fits(self, predicted: Prediction) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from chrion.errors import ModelError
 from chrion.graph.model import Graph
+from chrion.machine.allocator import return_large_blocks
 from chrion.runtime.execution.engine import CannotCutError, Footprint
 from chrion.runtime.selection.configuration import SessionConfig, config_from_data
 from chrion.runtime.selection.decisions import Decision
@@ -113,6 +114,7 @@ def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Answer the requests that the parent process writes to stdin."""
     replies = open_replies()
+    return_large_blocks()  # of candidates and measurements that are closed
     for answer in answers(sys.stdin.buffer):
         print(json.dumps(answer), file=replies, flush=True)
 
