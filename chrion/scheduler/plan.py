@@ -155,7 +155,7 @@ class Plan:
         if self.precision == "float32":
             return ""
         count = f"{len(self.native)} of {format_count(len(self.operators), 'operator')}"
-        return f"{self.precision}: {count}; expected error {format_share(self.expected_error)}"
+        return f"{self.precision}: {count}; expected error {format_share(self.expected_error)}, of all operators"
 
     @property
     def operator_counts(self) -> str:

@@ -423,4 +423,4 @@ def warn_of_slo(name: str, decision: Decision) -> None:
 
 
 def _describe_error(error: float) -> str:
-    return f"error of bf16 {format_share(error)} for synthetic inputs"
+    return f"measured error of bf16 {format_share(error)} for synthetic inputs"
