@@ -118,3 +118,14 @@ def test_a_variant_without_gpu_memory_is_never_evicted() -> None:
     engine.run([(np.arange(30) * 1000.0, np.arange(30) % 3)])
     assert engine.servers[0].evictions == 0
     assert max(engine.cluster.loads) <= 2
+
+
+def test_a_model_without_gpu_memory_is_never_loaded() -> None:
+    """It has nothing to give up for another model, and so keeps its variant."""
+    first, last = (
+        [Variant("v", mb, 10.0, 10.0, load_mb=mb) for mb in row] for row in ((0.0, 900.0, 900.0), (0, 500, 500))
+    )
+    engine = engine_of(first, spec=ServerSpec(gpu_memory_gb=1.0), smaller=[last])
+    engine.run([(np.arange(9) * 1000.0, np.arange(9) % 3)])
+    assert engine.cluster.loads[0] == 0
+    assert engine.cluster.loads[1:] == [2, 1]

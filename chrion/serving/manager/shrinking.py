@@ -38,7 +38,7 @@ class Memory:
 def make_room(memory: Memory, key: int, rank: Rank, now_ms: float, *, evict: bool = True) -> Room | None:
     """Choose what the models in memory give up so that another one can be loaded.
 
-    Pinned models and models in use are left alone.
+    Pinned models, models in use and those without device memory are left alone.
 
     Args:
         memory: The memory.
@@ -51,7 +51,8 @@ def make_room(memory: Memory, key: int, rank: Rank, now_ms: float, *, evict: boo
         The choice; None if all that is permitted does not free enough memory for the smallest variant.
     """
     sizes, free_bytes = memory.sizes, memory.free_bytes
-    ordered = sorted((r for r in memory.residents if not r.in_use and not r.pinned), key=lambda r: rank(r, now_ms))
+    candidates = (r for r in memory.residents if r.bytes and not r.in_use and not r.pinned)
+    ordered = sorted(candidates, key=lambda r: rank(r, now_ms))
     levels = [resident.level for resident in ordered]
     for level, row in enumerate(sizes):
         if row[key] <= free_bytes:
@@ -64,7 +65,7 @@ def make_room(memory: Memory, key: int, rank: Rank, now_ms: float, *, evict: boo
                     return Room(level, _changes(ordered, levels))
     evicted = []
     for resident in ordered if evict else ():
-        if sizes[-1][resident.key]:  # a variant without device memory frees none
+        if sizes[-1][resident.key]:  # else it has none left
             evicted.append(resident)
             free_bytes += sizes[-1][resident.key]
             if sizes[-1][key] <= free_bytes:
