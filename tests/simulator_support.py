@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
-from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.manager.policy_settings import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
 from chrion.serving.simulator.settings import ServerSpec

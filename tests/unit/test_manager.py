@@ -28,10 +28,10 @@ from chrion.serving.manager import (
     Unload,
 )
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.manager.policy_settings import ServerPolicies
 from chrion.serving.manager.ready_queue import BatchLimits
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.manager.residency import Place
-from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.requests import Details, Requests
 from chrion.serving.simulator.settings import ServerSpec
@@ -58,7 +58,7 @@ class Driver:
 
     def pin(self, number: int) -> tuple[int, ...]:
         """Return the cores that a model's threads are pinned to: of every third one, as many as it takes."""
-        entry = self.manager.memory.entries[number]
+        entry = self.manager.entries[number]
         return tuple(range(entry.model.variants[entry.variant].cores)) if self.pins and number % 3 == 2 else ()
 
     def push(self, at: float, kind: str, payload: Any) -> None:
@@ -94,16 +94,16 @@ class Driver:
                 self.ended[request.id] = "served"
             actions = manager.finish(at, payload.id)
         elif kind == "trial":
-            actions = manager.memory.try_out(at, payload) if payload in manager.memory.entries else []
+            actions = manager.try_out(at, payload) if payload in manager.entries else []
         elif kind == "tick":
-            actions = manager.memory.rebalance(at)
+            actions = manager.rebalance(at)
         elif kind == "remove":
             actions = manager.remove(at, payload)
         elif kind == "cancel":
             started = {request.id for run in manager.running.values() for request in run.requests}
             actions = manager.cancel(at, payload)
-            if payload in self.submitted - self.ended.keys() - started:
-                self.ended[payload] = "cancelled"
+            if payload.id in self.submitted - self.ended.keys() - started:
+                self.ended[payload.id] = "cancelled"
         else:
             actions = manager.advance(at)
         for action in actions:
@@ -111,7 +111,7 @@ class Driver:
         self.check()
 
     def carry_out(self, at: float, action: Any) -> None:
-        models = self.manager.memory.entries
+        models = self.manager.entries
         if isinstance(action, Load):
             assert action.model not in self.in_memory
             self.in_memory[action.model] = action.variant
@@ -127,14 +127,14 @@ class Driver:
             self.ended[action.request.id] = action.reason.name
         else:
             assert self.in_memory[action.model] == action.variant, "runs on a session that is not open"
-            assert models[action.model].place is Place.RESIDENT
+            assert self.manager.place(action.model) is Place.RESIDENT
             assert action.cores == self.pin(action.model) or not self.pin(action.model)
             self.batches.append(action)
             took = models[action.model].model.variants[action.variant].latency_ms
             self.push(at + took, "finish", action)
 
     def check(self) -> None:
-        memory = self.manager.memory
+        memory = self.manager
         for device, budget in memory.budgets.items():
             assert memory.free[device] == budget - memory.used(device)
             assert 0 <= memory.free[device] <= budget
@@ -299,9 +299,10 @@ def test_invariants_on_random_events(seed: int, eviction: str, admission: str, b
         at += rng.expovariate(0.5)
         deadline = at + rng.choice([inf, 10.0, 40.0])
         key, priority = rng.choice([None, "a"]), rng.choice([0, 0, 1, 2])
-        driver.push(at, "submit", Request(number, rng.randrange(6), at, deadline, key, priority=priority))
+        request = Request(number, rng.randrange(6), at, deadline, key, priority=priority)
+        driver.push(at, "submit", request)
         if rng.random() < 0.1:
-            driver.push(at + rng.uniform(0, 5), "cancel", number)
+            driver.push(at + rng.uniform(0, 5), "cancel", request)
         if rng.random() < 0.1:
             driver.push(at, "trial", rng.randrange(6))
     driver.push(at / 2, "remove", 0)
@@ -320,7 +321,7 @@ def test_models_shrink_before_another_is_evicted() -> None:
     shrunk = [(event, model) for _, event, model in found.journal if event in {"shrink", "evict"}]
     assert shrunk == [("shrink", 0), ("shrink", 1)]  # 4 + 8, then 4 + 4 + 4
     assert [load[2] for load in found.journal if load[1] == "load"] == [0, 1, 0, 2, 1]
-    assert {n: manager.memory.entries[n].variant for n in found.in_memory} == {0: 1, 1: 1, 2: 1}
+    assert {n: manager.entries[n].variant for n in found.in_memory} == {0: 1, 1: 1, 2: 1}
 
 
 def test_all_models_shrink_to_the_smallest_before_one_is_evicted() -> None:
@@ -331,7 +332,7 @@ def test_all_models_shrink_to_the_smallest_before_one_is_evicted() -> None:
     found = drive(manager, requests((0, 0), (50, 1), (100, 2), (150, 3)))
     assert "evict" not in {event for _, event, _ in found.journal}
     assert set(found.in_memory) == {0, 1, 2, 3}
-    assert manager.memory.used(HOST) == 12
+    assert manager.used(HOST) == 12
     later = Driver(manager, in_memory=found.in_memory)
     later.push(200, "submit", Request(4, 4, 200))
     later.run()
@@ -539,19 +540,19 @@ def test_popular_models_grow_and_are_loaded_in_advance_once_memory_is_free() -> 
     for _ in range(3):
         manager.add(0.0, ladder(6, 4))
     driver = drive(manager, requests((0, 0), (10, 1), (20, 2)))
-    assert [e.variant for e in manager.memory.entries.values()] == [1, 1, 1]
+    assert [e.variant for e in manager.entries.values()] == [1, 1, 1]
     driver.ended.clear()
     driver.push(100, "remove", 2)
     for at in (20_000, 20_010, 20_020):
         driver.push(at, "tick", None)
     driver.run()
-    assert [e.variant for e in manager.memory.entries.values()] == [0, 0]
+    assert [e.variant for e in manager.entries.values()] == [0, 0]
 
 
 def test_a_missing_pinned_model_is_loaded_without_prefetch() -> None:
     """Of models without requests only a pinned one is loaded into free memory; unpinned it is as popular as used."""
     manager = ModelManager({HOST: 20}, [0], policies=PolicySpec(prefetch=False))
-    memory = manager.memory
+    memory = manager
     manager.add(0.0, ladder(5))
     number = manager.add(0.0, ladder(5, pinned=True))
     assert memory.rebalance(20_000.0) == [Load(number, 0)]
@@ -592,9 +593,7 @@ def test_expected_loads_follow_measured_ones() -> None:
     manager.loaded(40.0, second, 20.0)
     manager.remove(50.0, second)
     third = manager.add(50.0, managed(10, latency=1.0, load=100.0, slo_ms=20.0))
-    assert manager.memory.load_ms(manager.memory.entries[third], 0) == pytest.approx(
-        25
-    )  # 100 ms x the median of 0.1 and 0.4
+    assert manager.load_ms_of(third, 0) == pytest.approx(25)  # 100 ms x the median of 0.1 and 0.4
 
 
 def test_a_queued_request_that_can_no_longer_be_in_time_delays_no_other() -> None:

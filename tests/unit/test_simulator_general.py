@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.manager.policy_settings import ServerPolicies
 from chrion.serving.manager.ready_queue import BatchLimits
-from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig, NextUseOracle
 from chrion.serving.simulator.requests import Details, Requests
 from chrion.serving.simulator.settings import ServerSpec

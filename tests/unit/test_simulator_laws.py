@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
-from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.manager.policy_settings import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig, NextUseOracle
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant

@@ -12,7 +12,7 @@ import pytest
 import simpy
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING, route_resident_first
-from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.manager.policy_settings import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant

@@ -1,7 +1,6 @@
 """The memory of one device: which models are in it, which wait for a load, and what gives way to a load.
 
-These rules are those of the model server (:mod:`chrion.serving.manager.residency`) and of the simulator
-(:mod:`chrion.serving.simulator.gpu_memory`), which differ in what a load, an eviction and a change of variant do:
+These rules are those of the model server and of the simulator; :mod:`chrion.serving.manager.device` has the others.
 
 - Memory is reserved when a load starts. The first of the waiting loads starts as soon as there is, or can be made,
   enough memory for it; those behind it wait as well. One load is in progress at a time, while requests run.
@@ -18,10 +17,12 @@ These rules are those of the model server (:mod:`chrion.serving.manager.residenc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
+from typing import Any, Generic, TypeVar
 
-from chrion.serving.manager.policies import Order, Rank, ResidentModel, WaitingModel, choose_victims, order_fifo
+from chrion.serving.manager.policies import ResidentModel, WaitingModel, choose_victims, order_fifo
+from chrion.serving.manager.policy_settings import Figures, ServerPolicies
 from chrion.serving.manager.shrinking import Memory, Room, make_room
 
 #: Interval at which free memory is used: the work is proportional to the models (a choice, not measured).
@@ -36,25 +37,57 @@ _CALM_MS = 10_000.0
 _MIN_POPULARITY = 0.5
 
 
+D = TypeVar("D", bound="DeviceMemory")
+
+
+class Link(Generic[D]):
+    """The link of a server, over which models are loaded into the memories of its devices, one at a time.
+
+    Each device proposes the first of its waiting loads; of the proposals for which there is memory, or for which it can
+    be made, the first in the load order is carried out.
+    """
+
+    def __init__(self) -> None:
+        #: The devices, which add themselves.
+        self.devices: list[D] = []
+        #: The device that is being loaded, and the number of loads of all devices that have not started.
+        self.loading: D | None = None
+        self.waiting_loads = 0
+
+    def load_next(self, now: float) -> None:
+        """Start the next load if the link is free and a load has memory."""
+        if self.loading is not None:
+            return
+        if len(self.devices) == 1:
+            self.devices[0].start_next(now)
+            return
+        proposals = [(device, device.first_cold()) for device in self.devices if device.cold]
+        for device, model in sorted(proposals, key=lambda proposal: proposal[0].load_order(proposal[1])):
+            if device.start_load(now, model):
+                return
+        any(device.load_reserved(now) for device in self.devices)
+
+    def use_free_memory(self, now: float) -> None:
+        """Use the free memory of the devices, as long as the link is free."""
+        for device in self.devices:
+            device.use_free_memory(now)
+
+
 class DeviceMemory(ABC):
     """The models in a device's memory, and those that wait for a load; without a clock.
 
     Args:
+        host: What it shares with the other devices of its server.
+        rules: The policies, and the figures that they need.
         budget_bytes: Memory for models.
-        rank: The eviction policy.
-        order: The load order.
         sizes: Bytes of every variant, by level and model; the caller may add models.
-        next_use: Returns the number of a model's next request, for Belady's policy.
     """
 
     def __init__(
-        self,
-        budget_bytes: int,
-        rank: Rank,
-        order: Order,
-        sizes: Sequence[Sequence[int] | Mapping[int, int]],
-        next_use: Callable[[int], float] | None = None,
+        self, host: Link[Any], rules: ServerPolicies, budget_bytes: int, sizes: Sequence[Figures[int]]
     ) -> None:
+        self.host, self.rules = host, rules
+        host.devices.append(self)
         self.budget_bytes = self.free_bytes = budget_bytes
         self.sizes = sizes
         #: Models in memory in the order of their loads, which decides ties.
@@ -71,22 +104,37 @@ class DeviceMemory(ABC):
         self.loading: int | None = None
         self.loading_level = 0
         self.loading_until_ms = 0.0
-        self._rank, self._order, self._next_use = rank, order, next_use
-        self._is_fifo = order is order_fifo
-        #: Whether popular models are loaded in advance.
-        self.prefetch = False
+        #: Whether that load replaces a variant, which is no use of the model.
+        self.replaces = False
+        self._rank, self._order, self._next_use = rules.rank, rules.order, rules.next_use
+        self._is_fifo = rules.order is order_fifo
+        #: Whether :meth:`_note_idle` is called.
+        self._notes_idle = rules.keep_alive_ms < inf
+        #: Models that have been in memory, or may be, with what policies need to know of them.
+        self._known: dict[int, ResidentModel] = {}
         #: Models that are loaded in advance in any case, and before others.
         self.pinned: set[int] = set()
 
-    def wait_for_load(self, now: float, model: int, demand_ms: float, priority: float = 0) -> None:
-        """Count a request for a model that is missing, also one that was refused: the next one may be in time."""
+    def request_load(self, now: float, model: int, demand_ms: float, priority: float) -> None:
+        """Load a missing model for a request that takes ``demand_ms`` once it is there."""
         if self.loading != model:
             waiting = self.cold.get(model)
             if waiting is None:
                 waiting = self.cold[model] = WaitingModel(model, now, priority=priority)
+                self.host.waiting_loads += 1
+                if model not in self.reserved:
+                    self._note_wanted(model)
             waiting.demand_ms += demand_ms
             waiting.priority = max(waiting.priority, priority)
             self._is_fifo = self._is_fifo and not priority
+        self.host.load_next(now)
+
+    def stop_waiting(self, model: int) -> bool:
+        """Remove a model from those that wait for a load; return whether it was one."""
+        if self.cold.pop(model, None) is None:
+            return False
+        self.host.waiting_loads -= 1
+        return True
 
     def first_cold(self) -> int:
         """Return the first model of those that wait for a load."""
@@ -101,7 +149,9 @@ class DeviceMemory(ABC):
 
     def start_next(self, now: float) -> bool:
         """Start the next load over the free link, if there is one for which there is memory; return whether."""
-        return bool(self.cold and self.start_load(now, self.first_cold())) or self.load_reserved(now)
+        if self.cold and self.start_load(now, self.first_cold()):
+            return True
+        return bool(self.reserved) and self.load_reserved(now)
 
     def load_reserved(self, now: float) -> bool:
         """Load the first model that has changed its variant; return whether there is one."""
@@ -119,6 +169,30 @@ class DeviceMemory(ABC):
         self.load(now, model, room.level)
         return True
 
+    def load(self, now: float, model: int, level: int) -> None:
+        """Start a load, for which there is memory, or for which it is reserved."""
+        if not self.stop_waiting(model) and model not in self.reserved:
+            self._note_wanted(model)
+        self.loading, self.loading_level, self.host.loading = model, level, self
+        self.replaces = self.reserved.pop(model, None) is not None
+        resident = self._resident_of(model)
+        if not self.replaces:
+            self._hold(resident, level)
+        self._begin_load(now, resident)
+
+    def _resident_of(self, model: int) -> ResidentModel:
+        """Return what policies need to know of a model."""
+        resident = self._known.get(model)
+        if resident is None:
+            weight, pinned = self.rules.weights[model], self.rules.pinned[model]
+            resident = self._known[model] = ResidentModel(model, 0, 0.0, weight, pinned, idle_since_ms=-1.0)
+        return resident
+
+    def _hold(self, resident: ResidentModel, level: int) -> None:
+        """Reserve the memory of a model's variant."""
+        resident.level, resident.bytes = level, self.sizes[level][resident.key]
+        self.free_bytes -= resident.bytes
+
     def make_room(self, now: float, model: int, *, evict: bool = True) -> Room | None:
         """Choose what gives way to a model, and in which variant it is loaded; None if there is not enough memory."""
         missing_bytes = self.sizes[0][model] - self.free_bytes
@@ -129,12 +203,12 @@ class DeviceMemory(ABC):
         if self._next_use:
             for resident in held:
                 resident.next_use = self._next_use(resident.key)
-        if len(self.sizes) > 1 and self.changes_variants(model):
+        if len(self.sizes) > 1 and self._changes_variants(model):
             return make_room(Memory(held, self.free_bytes, self.sizes), model, self._rank, now, evict=evict)
         victims = choose_victims(held, missing_bytes, self._rank, now) if evict else None
         return None if victims is None else Room(0, (), tuple(victims))
 
-    def changes_variants(self, model: int) -> bool:
+    def _changes_variants(self, model: int) -> bool:
         """Return whether a model, or one that may give way to it, has several variants."""
         del model
         return True
@@ -146,6 +220,21 @@ class DeviceMemory(ABC):
         for resident, level in room.shrunk:
             self.change(now, resident, level)
 
+    def evict(self, now: float, resident: ResidentModel, cause: str = "evict") -> None:
+        """Remove a model from memory."""
+        del self.residents[resident.key]
+        self.free_bytes += resident.bytes
+        self._note_unload(now, resident, resident.level, cause)
+
+    def change(self, now: float, resident: ResidentModel, level: int) -> None:
+        """Remove a model from memory, and reserve that of another variant."""
+        before = resident.level
+        del self.residents[resident.key]
+        self.free_bytes += resident.bytes
+        self._hold(resident, level)
+        self.reserved[resident.key] = level
+        self._note_unload(now, resident, before, "shrink" if level > before else "grow")
+
     def times_to_memory(self, now: float, model: int) -> dict[int, float]:
         """Return the levels in which a model may serve a request that arrives now, with the time until it is there."""
         resident = self.residents.get(model)
@@ -154,7 +243,7 @@ class DeviceMemory(ABC):
         link_ms = self.link_ms(now)
         if self.loading == model:
             return {self.loading_level: link_ms}
-        times = self.load_times(model)
+        times = self._load_times(model)
         levels = [self.reserved[model]] if model in self.reserved else times
         return {level: link_ms + times[level] for level in levels}
 
@@ -173,49 +262,73 @@ class DeviceMemory(ABC):
 
     def use_free_memory(self, now: float) -> None:
         """Load a popular model in advance, or replace one by a larger variant, if memory is free and nothing waits."""
-        if self.loading is not None or self.cold or not self.is_calm(now):
+        if self.host.loading is not None or self.host.waiting_loads or not self.is_calm(now):
             return
-        models = self.popularity if self.prefetch else self.residents.keys() | self.pinned
+        models = self.popularity if self.rules.prefetch else self.residents.keys() | self.pinned
         popular = [(-inf if model in self.pinned else -self.popularity_of(now, model), model) for model in models]
         for _, model in sorted(entry for entry in popular if entry[0] <= -_MIN_POPULARITY):
-            level = self.larger(now, model)
+            level = self._larger(now, model)
             if level is not None:
                 if model in self.residents:
                     self.change(now, self.residents[model], level)
                 self.load(now, model, level)
                 return
 
+    def _larger(self, now: float, model: int) -> int | None:
+        """Return the first variant for which memory is free, of a missing model or before that of an idle one."""
+        del now
+        resident = self.residents.get(model)
+        if model in self.reserved or (resident and resident.in_use):
+            return None
+        levels = range(resident.level if resident else len(self.sizes))
+        return next((level for level in levels if self._has_room(model, level, resident)), None)
+
+    def _has_room(self, model: int, level: int, instead: ResidentModel | None) -> bool:
+        """Return whether memory is free for a variant, in addition or instead of the one in memory."""
+        return self.sizes[level][model] <= self.free_bytes + (instead.bytes if instead else 0)
+
     def end_use(self, now: float, resident: ResidentModel, uses: int = 1) -> None:
-        """End some uses of a model."""
+        """End some uses of a model; if it becomes idle, start a load that waits for memory."""
         resident.in_use -= uses
         if not resident.in_use:
             resident.idle_since_ms = now
-            self.note_idle(now, resident)
+            if self._notes_idle:
+                self._note_idle(now, resident)
+            if self.host.waiting_loads:
+                self.host.load_next(now)
 
-    @abstractmethod
+    def _note_idle(self, now: float, resident: ResidentModel) -> None:
+        """Evict a model that is idle, after its last request or its load, if it stays so for the keep-alive time."""
+        if self._notes_idle and resident.bytes and not resident.pinned:
+            since_ms = resident.idle_since_ms
+            self._call_at(max(now, since_ms + self.rules.keep_alive_ms), self._expire, (resident, since_ms))
+
+    def _expire(self, now: float, expected: tuple[ResidentModel, float]) -> None:
+        resident, since_ms = expected
+        if resident.key in self.residents and not resident.in_use and resident.idle_since_ms == since_ms:
+            self.evict(now, resident, "expire")
+
     def link_ms(self, now: float) -> float:
         """Return the expected time until a further load can start."""
+        other = self.host.loading
+        return max(0.0, other.loading_until_ms - now) if other else 0.0
 
     @abstractmethod
-    def load_times(self, model: int) -> dict[int, float]:
+    def _load_times(self, model: int) -> dict[int, float]:
         """Return the levels in which a missing model may be loaded, with the expected time of the load."""
 
     @abstractmethod
-    def larger(self, now: float, model: int) -> int | None:
-        """Return the first variant for which memory is free, of a missing model or before that of an idle one."""
+    def _begin_load(self, now: float, resident: ResidentModel) -> None:
+        """Carry out a load, and note what it is expected to take, and when it ends."""
 
     @abstractmethod
-    def load(self, now: float, model: int, level: int) -> None:
-        """Start a load, for which there is memory, or for which it is reserved."""
+    def _note_unload(self, now: float, resident: ResidentModel, level: int, cause: str) -> None:
+        """Carry out that a variant of a model leaves memory, for the next one if the model has changed."""
 
-    @abstractmethod
-    def evict(self, now: float, resident: ResidentModel) -> None:
-        """Remove a model from memory."""
+    def _note_wanted(self, model: int) -> None:
+        """Note that a model will be in memory."""
+        del model
 
-    @abstractmethod
-    def change(self, now: float, resident: ResidentModel, level: int) -> None:
-        """Remove a model from memory, and reserve that of another variant."""
-
-    @abstractmethod
-    def note_idle(self, now: float, resident: ResidentModel) -> None:
-        """Use the memory of a model that has become idle."""
+    def _call_at(self, at_ms: float, handler: Callable[[float, Any], None], payload: Any) -> None:
+        """Call a handler at a time; only a simulation knows times before they have come."""
+        del at_ms, handler, payload

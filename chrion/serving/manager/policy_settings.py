@@ -1,9 +1,15 @@
-"""The policies of a server, which are also ``[policies]`` of a scenario, with one set of defaults."""
+"""The policies of a server, which are also ``[policies]`` of a scenario, with one set of defaults.
+
+A device decides by :class:`ServerPolicies`, which name the functions and have the figures of models.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 from chrion.common.records import NonNegative, PositiveCount, Record
 from chrion.serving.manager.policies import (
@@ -12,9 +18,16 @@ from chrion.serving.manager.policies import (
     LOAD_ORDER,
     ROUTING,
     SPILL,
+    Order,
+    Rank,
     Route,
     route_resident_first,
 )
+from chrion.serving.manager.ready_queue import BatchLimits
+
+T = TypeVar("T")
+#: Figures by the number of the model.
+Figures = Sequence[T] | Mapping[int, T]
 
 
 class PolicySpec(Record, frozen=True):
@@ -48,3 +61,34 @@ def route_of(policies: PolicySpec) -> Route:
     if policies.routing == "resident-first" and policies.spill != SPILL:
         return partial(route_resident_first, spill=policies.spill)
     return ROUTING[policies.routing]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPolicies:
+    """The policies of a server, and the figures that they need; by default, first come, first served."""
+
+    rank: Rank
+    order: Order
+    #: True if requests that cannot be in time are dropped.
+    deadlines: bool
+    #: Time from arrival to deadline, by model.
+    slo_ms: Figures[float]
+    #: Importance by model.
+    weights: Figures[float]
+    #: True for models that are never evicted, by model.
+    pinned: Figures[bool]
+    #: The number of a model's next request; for Belady's policy only.
+    next_use: Callable[[int], float] | None = None
+    #: Requests that may wait on a GPU at the same time: by model, empty without a limit, and of all models.
+    max_queue: Figures[int] = ()
+    max_waiting: float = math.inf
+    #: Limits of batches by model; empty if each request starts alone.
+    batching: Figures[BatchLimits] = ()
+    #: Latency of each further request of a batch over that of the first, by model and level.
+    batch_cost: Sequence[Sequence[float]] = ()
+    #: Time for which an idle model stays in memory; infinite if only others displace it.
+    keep_alive_ms: float = math.inf
+    #: Whether there are groups of servers that fail together.
+    fail_together: bool = False
+    #: Whether popular models are loaded in advance.
+    prefetch: bool = False

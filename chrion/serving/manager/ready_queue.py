@@ -119,8 +119,9 @@ class ReadyQueue(Generic[T]):
                 line.opened = ticket
                 heappush(self.open, (-line.priority, ticket, line))
         while self.open:
-            if _is_current(self.open[0]):
-                return self.open[0][2]
+            _, ticket, line = self.open[0]
+            if line.items and line.items[0][0] == ticket:  # _is_current, without a call
+                return line
             heappop(self.open)
         return None
 

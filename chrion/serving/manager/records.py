@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
+from typing import NamedTuple
 
 #: Devices with a memory budget.
 ACCELERATOR, HOST = "accelerator", "host"
@@ -49,8 +50,7 @@ class ManagedModel:
     max_queue: int = MAX_QUEUE
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A request, as the manager sees it."""
 
     id: int

@@ -1,7 +1,7 @@
 """Residency: which models are in memory, in which variant, within a budget of bytes for each device.
 
 The rules of the device that variants differ in, the accelerator, or the host if there is none, are those of
-:mod:`chrion.serving.manager.device_memory`, which the simulator has too. Beyond them:
+:mod:`chrion.serving.manager.device_memory`. Beyond them, a server measures loads, which may fail, and:
 
 - If smaller variants take more memory of the other device, models are evicted from there.
 - While no request waits for a load, models that have to be tried are loaded once, one after another, and unloaded again
@@ -15,10 +15,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import count
+from typing import Any
 
-from chrion.serving.manager.device_memory import DeviceMemory
-from chrion.serving.manager.policies import Order, Rank, ResidentModel, choose_victims
-from chrion.serving.manager.records import ACCELERATOR, Action, Load, ManagedModel, Unload
+from chrion.serving.manager.device import Device, HostResources
+from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ResidentModel, choose_victims
+from chrion.serving.manager.policy_settings import PolicySpec, ServerPolicies
+from chrion.serving.manager.queue_estimate import Service
+from chrion.serving.manager.ready_queue import BatchLimits
+from chrion.serving.manager.records import ACCELERATOR, Action, Load, ManagedModel, Reason, Request, Unload
 from chrion.serving.manager.shrinking import Room
 
 #: After a failed load, the next attempt waits this long, twice as long after each further failure, up to the limit:
@@ -49,7 +54,6 @@ class Entry:
 
     model: ManagedModel
     resident: ResidentModel
-    place: Place = Place.ABSENT
     #: Index of the first variant that may be used; above zero after the device's memory was full.
     first: int = 0
     failures: int = 0
@@ -57,12 +61,6 @@ class Entry:
     removed: bool = False
     #: The cores that the threads of the session in memory are pinned to; empty if it runs on any.
     cores: tuple[int, ...] = ()
-    #: Whether the load replaces a variant, which is no use of the model.
-    replacing: bool = False
-    #: Whether the load is a trial, after which the model is unloaded unless requests wait for it.
-    trial: bool = False
-    #: Measured times of requests by variant; expected ones before the first request.
-    latency_ms: list[float] = field(default_factory=list)
     #: Moving average of the times of loads, of each variant that has been loaded.
     load_ms: dict[int, float] = field(default_factory=dict)
 
@@ -72,77 +70,121 @@ class Entry:
         return self.resident.level
 
 
-class Residency(DeviceMemory):
-    """The memory of all devices; every public method that may change it returns actions, those of the base apart.
+class Residency(Device[Request]):
+    """The memory of all devices of a server.
 
     Args:
         budgets: Bytes for models by device; devices that are not named have no limit.
-        rank: The eviction policy.
-        order: The load order.
-        prefetch: Whether popular models are loaded in advance while memory is free.
+        cores: CPU cores.
+        slots: Requests that the accelerator executes at the same time.
+        policies: The policies.
 
     Attributes:
         free: Free bytes by device.
         primary: The device that variants differ in: the accelerator, or the host if there is none.
     """
 
-    def __init__(self, budgets: Mapping[str, int], rank: Rank, order: Order, *, prefetch: bool = True) -> None:
+    def __init__(self, budgets: Mapping[str, int], cores: int, slots: int, policies: PolicySpec) -> None:
+        self.policies = policies
         self.budgets = dict(budgets)
         self.free = dict(budgets)
         self.entries: dict[int, Entry] = {}
-        #: Models whose trial has not started, in its order.
+        #: Models whose trial has not started, in its order, and the one whose load in progress is one: it is unloaded
+        #: afterwards unless requests wait for it.
         self.trials: dict[int, None] = {}
+        self._trial: int | None = None
         self.primary = ACCELERATOR if ACCELERATOR in budgets else next(iter(budgets))
-        self._rows: list[dict[int, int]] = []
-        super().__init__(budgets[self.primary], rank, order, self._rows)
-        self.prefetch = prefetch
+        self._numbers = count()
         self._actions: list[Action] = []
+        #: By level, then by model.
+        self._sizes: list[dict[int, int]] = []
+        self._services: list[dict[int, Service]] = []
+        self._figures: dict[str, Any] = {key: {} for key in ("slo_ms", "weights", "pinned", "max_queue", "batching")}
+        rules = ServerPolicies(
+            EVICTION[policies.eviction],
+            LOAD_ORDER[policies.load_order],
+            deadlines=policies.admission == "deadline",
+            max_waiting=policies.max_waiting,
+            prefetch=policies.prefetch,
+            **self._figures,
+        )
+        super().__init__(
+            HostResources[Any](cores),
+            rules,
+            budget_bytes=budgets[self.primary],
+            slots=slots,
+            sizes=self._sizes,
+            service=self._services,
+            shape=lambda request: (request.batch_key, request.rows),
+            rank=lambda request: (not request.priority, request.priority),
+            outstanding=[0],
+        )
+        self._least_limit = 0  # models are added later, and requests may wait in a queue of the caller
+        self._counts = self._may_be_late = self._notes_idle = True
+        self._is_plain = False
         #: Measured over stated time of the latest loads, and their median: the first load of a process takes long.
         self._load_factors: deque[float] = deque(maxlen=_LOADS)
         self._load_factor = 1.0
 
-    def add(self, now: float, number: int, model: ManagedModel) -> None:
-        """Add a model that is not in memory. A pinned one uses its first variant only, so that its memory is known."""
+    def add(self, now: float, model: ManagedModel) -> int:
+        """Add a model that is not in memory, and return its number.
+
+        A pinned one uses its first variant only, so that its memory is known.
+        """
         if model.pinned:
             model = replace(model, variants=model.variants[:1])
-        resident = ResidentModel(number, 0, model.variants[0].load_ms, model.weight, model.pinned, idle_since_ms=now)
-        latency = [v.latency_ms for v in model.variants]
-        self.entries[number] = Entry(model, resident, latency_ms=latency)
+        number = next(self._numbers)
+        limits = BatchLimits(model.max_batch, model.max_delay_ms)
+        own = model.slo_ms, model.weight, model.pinned, model.max_queue, limits
+        for figures, figure in zip(self._figures.values(), own, strict=True):
+            figures[number] = figure
+        self.entries[number] = Entry(model, self._resident_of(number))
         self.popularity[number] = 0.0, now
         if model.pinned:
             self.pinned.add(number)
         self._tabulate(number)
+        for variant, services in zip(model.variants, self._services, strict=False):
+            needs = variant.slots, min(variant.cores, self.host.cores)
+            services[number] = *needs, variant.latency_ms, (), needs
+        return number
 
-    def remove(self, number: int) -> list[Action]:
-        """Remove a model: at once if nothing uses it, else at the end of its load or of its last use."""
+    def _forget(self, now: float, number: int) -> None:
+        """Forget a model that was removed: at once if nothing uses it, else at the end of its load or last use."""
         entry = self.entries[number]
         entry.removed = True
-        self.cold.pop(number, None)
+        self.stop_waiting(number)
         self.trials.pop(number, None)
-        if entry.place is Place.LOADING or entry.resident.in_use:
-            return []
-        actions: list[Action] = []
-        if entry.place is Place.RESIDENT:
-            actions.append(self._unload(number, "remove"))
-        elif entry.place is Place.RESERVED:
-            self._reserve(entry, -1)
+        if self.loading == number or entry.resident.in_use:
+            return
+        if number in self.residents:
+            self.evict(now, entry.resident, "remove")
+        elif number in self.reserved:
+            self._give_back(entry.resident)
             del self.reserved[number]
-        del self.entries[number], self.popularity[number]
         self.pinned.discard(number)
-        for row in self._rows:
-            del row[number]
-        return actions
+        by_number: list[dict[int, Any]] = [self.entries, self.popularity, self._known, *self._sizes, *self._services]
+        for table in (*by_number, *self._figures.values()):
+            table.pop(number, None)
 
-    def load_ms(self, entry: Entry, variant: int) -> float:
+    def place(self, number: int) -> Place:
+        """Return the state of a model."""
+        if number in self.residents:
+            return Place.RESIDENT
+        if number == self.loading:
+            return Place.LOADING
+        return Place.RESERVED if number in self.reserved else Place.ABSENT
+
+    def load_ms_of(self, model: int, level: int) -> float:
         """Return the expected time of a load: the average of earlier ones, else as stated, corrected by the others'."""
-        average_ms = entry.load_ms.get(variant)
-        return entry.model.variants[variant].load_ms * self._load_factor if average_ms is None else average_ms
+        entry = self.entries[model]
+        average_ms = entry.load_ms.get(level)
+        return entry.model.variants[level].load_ms * self._load_factor if average_ms is None else average_ms
 
-    def measure_load(self, entry: Entry, took_ms: float) -> None:
-        """Note how long the load of a model's present variant took."""
+    def _measure_load(self, number: int, took_ms: float) -> None:
+        entry = self.entries[number]
         self._load_factors.append(took_ms / max(entry.model.variants[entry.variant].load_ms, _MIN_LOAD_MS))
         self._load_factor = statistics.median(self._load_factors)
-        before = self.load_ms(entry, entry.variant)
+        before = self.load_ms_of(number, entry.variant)
         entry.load_ms[entry.variant] = before + _NEWEST * (took_ms - before)
 
     def fits(self, number: int) -> bool:
@@ -152,9 +194,9 @@ class Residency(DeviceMemory):
         """
         entry = self.entries[number]
         free = dict(self.budgets)
-        pinned_models = [(e.place is Place.ABSENT, n) for n, e in self.entries.items() if e.model.pinned]
-        for absent, other in sorted(pinned_models):
-            if entry.model.pinned and (absent, other) >= (entry.place is Place.ABSENT, number):
+        order = [(self.place(n) is Place.ABSENT, n) for n, e in self.entries.items() if e.model.pinned]
+        for absent, other in sorted(order):
+            if entry.model.pinned and (absent, other) >= (self.place(number) is Place.ABSENT, number):
                 break
             pinned = self.entries[other]
             if self._fits(pinned, 0, free):
@@ -164,25 +206,20 @@ class Residency(DeviceMemory):
 
     def request(self, now: float, number: int) -> list[Action]:
         """Request the load of a model that is not resident."""
-        entry = self.entries[number]
-        self.wait_for_load(now, number, entry.latency_ms[entry.first], entry.model.priority)
-        return self.next_load(now)
+        self.request_load(now, number, self.service[0][number][2], self.entries[number].model.priority)
+        return self.taken()
 
     def try_out(self, now: float, number: int) -> list[Action]:
         """Request a load of a model that only shows whether it can be loaded; a pinned one stays."""
         entry = self.entries[number]
         # One that never fits would keep the loads that requests wait for from being made.
-        if entry.place is not Place.ABSENT or number in self.cold or not self.fits(number):
+        if self.place(number) is not Place.ABSENT or number in self.cold or not self.fits(number):
             return []
         if entry.model.pinned:
             return self.request(now, number)
         self.trials[number] = None
-        return self.next_load(now)
-
-    def end_trial(self, number: int) -> list[Action]:
-        """Unload a model whose load was a trial."""
-        entry = self.entries.get(number)
-        return [self._unload(number, "trial")] if entry is not None and entry.trial else []
+        self.host.load_next(now)
+        return self.taken()
 
     def pin(self, number: int, *, pinned: bool) -> None:
         """Change whether a model may be evicted; one that is pinned has been added as such, with one variant."""
@@ -191,123 +228,85 @@ class Residency(DeviceMemory):
         entry.resident.pinned = pinned
         (self.pinned.add if pinned else self.pinned.discard)(number)
 
-    def acquire(self, number: int, uses: int = 1) -> None:
-        """Protect a model from eviction for some requests."""
-        self.entries[number].resident.in_use += uses
-
-    def release(self, now: float, number: int, uses: int = 1) -> list[Action]:
-        """End the uses of a model; if it becomes idle, start a load that waits for memory."""
-        self.end_use(now, self.entries[number].resident, uses)
-        return self._take()
-
-    def note_idle(self, now: float, resident: ResidentModel) -> None:
-        """Remove a model that was to be removed, and start a load that waits for memory."""
+    def _note_idle(self, now: float, resident: ResidentModel) -> None:
         if self.entries[resident.key].removed:
-            self._actions += self.remove(resident.key)
-        if self.cold:
-            self._use_link(now)
+            self._forget(now, resident.key)
+        elif self._trial == resident.key:
+            self.evict(now, resident, "trial")
 
-    def loaded(self, now: float, number: int) -> list[Action]:
-        """Note the end of a load; the caller continues with :meth:`next_load`."""
-        self.loading = None
+    def load_failed(self, now: float, number: int, *, out_of_memory: bool = False) -> list[Action]:
+        """Note a failed load: if memory was short, try the next smaller variant, else refuse the requests that wait."""
+        self.loading = self.host.loading = None
         entry = self.entries[number]
-        entry.place = Place.RESIDENT
-        self.residents[number] = entry.resident
-        entry.failures = 0
-        if not entry.replacing:
-            entry.resident.idle_since_ms = now
-        entry.resident.load_ms = self.load_ms(entry, entry.variant)
-        return self.remove(number) if entry.removed else []
-
-    def load_failed(self, now: float, number: int, *, out_of_memory: bool) -> list[Action]:
-        """Note a failed load; out of memory, try the next smaller variant, if there is one.
-
-        Returns:
-            Actions; none of them loads this model if its waiting requests have to be refused.
-        """
-        self.loading = None
-        entry = self.entries[number]
-        self._reserve(entry, -1)
-        entry.place = Place.ABSENT
-        if entry.removed:
-            return self.remove(number)
-        if out_of_memory and entry.variant + 1 < len(entry.model.variants):
-            entry.first = entry.resident.level = entry.variant + 1
-            self._tabulate(number)
-            return self.request(now, number)
-        entry.first = 0
+        self._give_back(entry.resident)
+        is_next = out_of_memory and entry.variant + 1 < len(entry.model.variants)
+        entry.first = entry.variant + 1 if is_next else 0
         self._tabulate(number)
-        entry.failures += 1
-        entry.retry_at_ms = now + min(_FIRST_RETRY_MS * 2 ** min(entry.failures - 1, 30), _LAST_RETRY_MS)
-        return []
+        if entry.removed:
+            self._forget(now, number)
+        elif is_next:
+            entry.resident.level = entry.first
+            self.request_load(now, number, self.service[0][number][2], entry.model.priority)
+        else:
+            entry.failures += 1
+            entry.retry_at_ms = now + min(_FIRST_RETRY_MS * 2 ** min(entry.failures - 1, 30), _LAST_RETRY_MS)
+            self._drop(now, self.waiters.pop(number, []), Reason.LOAD_FAILED)
+        self.host.load_next(now)
+        return self.taken()
 
-    def next_load(self, now: float) -> list[Action]:
-        """Start the next load if none is in progress and there is, or can be made, enough memory."""
-        self._use_link(now)
-        return self._take()
+    def start_next(self, now: float) -> bool:
+        """Start the next load over the free link, or a trial if no model waits; return whether there is one."""
+        return super().start_next(now) or (bool(self.trials) and not self.cold and self._start_trial(now))
 
-    def _use_link(self, now: float) -> None:
-        if self.loading is None and not self.start_next(now) and self.trials and not self.cold:
-            self._start_trial(now)
-
-    def link_ms(self, now: float) -> float:
-        """Return the expected time until the end of the load in progress."""
-        return 0.0 if self.loading is None else max(0.0, self.loading_until_ms - now)
-
-    def load_times(self, model: int) -> dict[int, float]:
-        """Return the expected time of a load of each variant that may be used."""
+    def _load_times(self, model: int) -> dict[int, float]:
         entry = self.entries[model]
-        return {at: self.load_ms(entry, at) for at in range(entry.first, len(entry.model.variants))}
+        return {at: self.load_ms_of(model, at) for at in range(entry.first, len(entry.model.variants))}
 
     def rebalance(self, now: float) -> list[Action]:
         """Load a popular model in advance, or replace one by a larger variant, if memory is free and nothing waits."""
         self.use_free_memory(now)
-        return self._take()
+        return self.taken()
 
-    def larger(self, now: float, model: int) -> int | None:
-        """Return the first variant for which memory is free, of a missing model or before that of an idle one."""
+    def _larger(self, now: float, model: int) -> int | None:
         entry = self.entries[model]
-        if entry.place is Place.ABSENT and now >= entry.retry_at_ms and self.fits(model):
-            return self._largest_fitting(entry, self.free)
-        if entry.place is not Place.RESIDENT or entry.resident.in_use:
+        if model not in self.residents and (now < entry.retry_at_ms or not self.fits(model)):
             return None
-        room = {device: free + self._bytes(entry, entry.variant, device) for device, free in self.free.items()}
-        level = self._largest_fitting(entry, room)
-        return level if level is not None and level < entry.variant else None
+        return super()._larger(now, model)
+
+    def _has_room(self, model: int, level: int, instead: ResidentModel | None) -> bool:
+        entry = self.entries[model]
+        held = {device: self._bytes(entry, instead.level, device) if instead else 0 for device in self.free}
+        room = {device: free + held[device] for device, free in self.free.items()}
+        return level >= entry.first and self._fits(entry, self._clamped(model, level), room)
 
     def used(self, device: str) -> int:
         """Return the bytes of a device that models hold or have reserved."""
         return sum(
             self._bytes(entry, entry.variant, device)
-            for entry in self.entries.values()
-            if entry.place is not Place.ABSENT
+            for number, entry in self.entries.items()
+            if self.place(number) is not Place.ABSENT
         )
 
-    def _start_trial(self, now: float) -> None:
+    def _start_trial(self, now: float) -> bool:
         """Start the first trial, if possible in free memory; without enough memory, it goes behind the others."""
         number = next(iter(self.trials))
-        variant = self._largest_fitting(self.entries[number], self.free)
+        variant = super()._larger(now, number)
         room = self.make_room(now, number) if variant is None else Room(variant)
         if room is None:
             del self.trials[number]
             self.trials[number] = None
-            return
+            return False
         self.apply(now, room)
         self.load(now, number, room.level)
-        self.entries[number].trial = True
+        self._trial = number
+        return True
 
-    def load(self, now: float, model: int, level: int) -> None:
-        """Start a load, for which there is memory."""
-        entry = self.entries[model]
-        entry.trial = False
-        self.trials.pop(model, None)
-        self.cold.pop(model, None)  # one whose memory is reserved does not wait for its turn
-        entry.replacing = self.reserved.pop(model, None) is not None
-        if not entry.replacing:
-            self._take_memory(entry, level)
-        entry.place = Place.LOADING
-        self.loading, self.loading_level, self.loading_until_ms = model, level, now + self.load_ms(entry, level)
-        self._actions.append(Load(model, level))
+    def _begin_load(self, now: float, resident: ResidentModel) -> None:
+        self._trial = None
+        self.trials.pop(resident.key, None)
+        resident.load_ms = self.load_ms_of(resident.key, resident.level)
+        self.loading_until_ms = now + resident.load_ms
+        self._actions.append(Load(resident.key, resident.level))
 
     def make_room(self, now: float, model: int, *, evict: bool = True) -> Room | None:
         """Choose what gives way to a model on all devices; None if one of them has not enough memory."""
@@ -330,8 +329,7 @@ class Residency(DeviceMemory):
         shrunk = tuple((self.residents[key], level) for key, level in steps.items())
         return Room(variant, shrunk, tuple(self.residents[key] for key in gone))
 
-    def changes_variants(self, model: int) -> bool:
-        """Return whether a model, or one in memory, has several variants."""
+    def _changes_variants(self, model: int) -> bool:
         return any(len(self.entries[key].model.variants) > 1 for key in (model, *self.residents))
 
     def _victims_on(  # noqa: PLR0913, PLR0917 - the state after the choice on the first device
@@ -349,64 +347,45 @@ class Residency(DeviceMemory):
         victims = choose_victims(candidates, missing, self._rank, now)
         return None if victims is None else [victim.key for victim in victims]
 
-    def evict(self, now: float, resident: ResidentModel) -> None:
-        """Unload a model."""
+    def _note_unload(self, now: float, resident: ResidentModel, level: int, cause: str) -> None:
         del now
-        self._actions.append(self._unload(resident.key, "evict"))
+        self.entries[resident.key].cores = ()
+        self._count_bytes(resident.key, level, -1)
+        self._actions.append(Unload(resident.key, level, cause))
 
-    def change(self, now: float, resident: ResidentModel, level: int) -> None:
-        """Unload a model, and reserve the memory of another variant."""
-        del now
-        self._actions.append(self._unload(resident.key, "shrink" if level > resident.level else "grow"))
-        entry = self.entries[resident.key]
-        entry.place = Place.RESERVED
-        self.reserved[resident.key] = level
-        self._take_memory(entry, level)
+    def _hold(self, resident: ResidentModel, level: int) -> None:
+        super()._hold(resident, level)
+        self._count_bytes(resident.key, level, 1)
 
-    def _take_memory(self, entry: Entry, level: int) -> None:
-        entry.resident.level = level
-        entry.resident.bytes = self._bytes(entry, level, self.primary)
-        self._reserve(entry, 1)
+    def _give_back(self, resident: ResidentModel) -> None:
+        """Release the memory of a variant that was reserved and is not in memory."""
+        self.free_bytes += resident.bytes
+        self._count_bytes(resident.key, resident.level, -1)
+
+    def _count_bytes(self, number: int, level: int, sign: int) -> None:
+        for device in self.free:
+            self.free[device] -= sign * self._bytes(self.entries[number], level, device)
 
     def _tabulate(self, number: int) -> None:
         """Note the bytes of a model's variants by level; models with fewer variants than others keep their last."""
         entry = self.entries[number]
-        while len(self._rows) < len(entry.model.variants):
-            self._rows.append(dict(self._rows[-1]) if self._rows else {})
-        for level, row in enumerate(self._rows):
+        while len(self._sizes) < len(entry.model.variants):
+            self._sizes.append(dict(self._sizes[-1]) if self._sizes else {})
+            self._services.append({})
+        for level, row in enumerate(self._sizes):
             size = self._bytes(entry, self._clamped(number, level), self.primary)
             row[number] = size if level >= entry.first else _TOO_LARGE
 
     def _clamped(self, number: int, level: int) -> int:
         return min(level, len(self.entries[number].model.variants) - 1)
 
-    def _unload(self, number: int, cause: str) -> Unload:
-        entry = self.entries[number]
-        del self.residents[number]
-        self._reserve(entry, -1)
-        entry.place = Place.ABSENT
-        entry.cores = ()
-        return Unload(number, entry.variant, cause)
-
-    def _take(self) -> list[Action]:
+    def taken(self) -> list[Action]:
         """Return the actions that were chosen since the last time."""
         actions, self._actions = self._actions, []
         return actions
-
-    def _largest_fitting(self, entry: Entry, free: Mapping[str, int]) -> int | None:
-        """Return the first variant that fits into free memory."""
-        for at in range(entry.first, len(entry.model.variants)):
-            if self._fits(entry, at, free):
-                return at
-        return None
 
     def _fits(self, entry: Entry, variant: int, free: Mapping[str, int]) -> bool:
         return all(self._bytes(entry, variant, device) <= size for device, size in free.items())
 
     def _bytes(self, entry: Entry, variant: int, device: str) -> int:
         return entry.model.variants[variant].bytes.get(device, 0)
-
-    def _reserve(self, entry: Entry, sign: int) -> None:
-        for device in self.free:
-            self.free[device] -= sign * self._bytes(entry, entry.variant, device)
-        self.free_bytes = self.free[self.primary]

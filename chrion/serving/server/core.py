@@ -92,7 +92,7 @@ class ServingCore:
         #: Versions that are tried before they replace those of ``models``.
         self.candidates: dict[Key, Served] = {}
         self.account = ByteAccount(request_bytes)
-        self._arena = SharedArena(manager.memory.budgets[HOST] + request_bytes)
+        self._arena = SharedArena(manager.budgets[HOST] + request_bytes)
         self._swept = True
         self.blocks = BlockRuns(cores, drop_late=manager.policies.admission == "deadline")
         self.lane_busy_ms = dict.fromkeys(cores, 0.0)
@@ -127,7 +127,7 @@ class ServingCore:
         Runs that have not ended by then are terminated.
         """
         self.draining = True
-        self.manager.memory.trials.clear()
+        self.manager.trials.clear()
         for served in self._by_number.values():
             served.attempted.set()
         if not await grace.wait_for(self._idle):
@@ -152,8 +152,8 @@ class ServingCore:
         self._compare(version)
         self.remove(version.key)
         served = self.models[version.key] = self._register(version)
-        if version.managed.pinned and self.manager.memory.fits(served.number):
-            self._apply(self.manager.memory.request(_now_ms(), served.number))
+        if version.managed.pinned and self.manager.fits(served.number):
+            self._apply(self.manager.request(_now_ms(), served.number))
         return served
 
     def try_out(self, served: Served, *, keep: bool = False) -> None:
@@ -163,15 +163,14 @@ class ServingCore:
             served: The version.
             keep: Whether it stays in memory, as after a request.
         """
-        memory = self.manager.memory
         if served.attempted.is_set():
             return
-        if not memory.fits(served.number):
+        if not self.manager.fits(served.number):
             self._reject_size(served)
         elif keep and self.place(served)[0] is Place.ABSENT:
-            self._apply(memory.request(_now_ms(), served.number))
+            self._apply(self.manager.request(_now_ms(), served.number))
         else:
-            self._apply(memory.try_out(_now_ms(), served.number))
+            self._apply(self.manager.try_out(_now_ms(), served.number))
 
     def propose(self, version: ServedVersion) -> Served:
         """Try a version, which is to replace one that is served until then; ends with ``replace`` or ``reject``."""
@@ -179,7 +178,7 @@ class ServingCore:
         self.reject(version.key)
         served = self.candidates[version.key] = self._register(version)
         for one in (current, served):  # in memory for one of them, both have to give way
-            self.manager.memory.pin(one.number, pinned=False)
+            self.manager.pin(one.number, pinned=False)
         self.try_out(served, keep=self.place(current)[0] is Place.RESIDENT)
         return served
 
@@ -189,7 +188,7 @@ class ServingCore:
         del self.candidates[key]
         self._compare(served.version)
         self.remove(key)
-        self.manager.memory.pin(served.number, pinned=served.version.managed.pinned)
+        self.manager.pin(served.number, pinned=served.version.managed.pinned)
         self.models[key] = served
 
     def reject(self, key: Key) -> None:
@@ -199,7 +198,7 @@ class ServingCore:
             return
         self._discard(candidate)
         if current is not None:
-            self.manager.memory.pin(current.number, pinned=current.version.managed.pinned)
+            self.manager.pin(current.number, pinned=current.version.managed.pinned)
 
     def remove(self, key: Key) -> None:
         """Stop serving a version; running requests are served."""
@@ -231,7 +230,7 @@ class ServingCore:
     def is_ready(self, served: Served) -> bool:
         """Return whether requests for a version can be served: it has run, and is in memory or can be loaded again."""
         works = served.tried and not served.failure
-        return works and not self.draining and self.manager.memory.fits(served.number)
+        return works and not self.draining and self.manager.fits(served.number)
 
     @property
     def busy_ms(self) -> dict[int, float]:
@@ -249,10 +248,11 @@ class ServingCore:
 
     def place(self, served: Served) -> tuple[Place, str]:
         """Return the state of a version, and the variant that is in memory or being loaded."""
-        entry = self.manager.memory.entries.get(served.number)
-        if entry is None or entry.place is Place.ABSENT:
-            return Place.ABSENT, ""
-        return entry.place, entry.model.variants[entry.variant].name
+        place = self.manager.place(served.number)
+        if place is Place.ABSENT:
+            return place, ""
+        entry = self.manager.entries[served.number]
+        return place, entry.model.variants[entry.variant].name
 
     async def infer(
         self,
@@ -311,7 +311,7 @@ class ServingCore:
             return await future
         except asyncio.CancelledError:
             served.statistics.cancelled.add(_now_ms() - arrival)
-            self._apply(self.manager.cancel(_now_ms(), request.id))
+            self._apply(self.manager.cancel(_now_ms(), request))
             if pending.run:
                 pending.run.end_if_unwanted()
             raise
@@ -345,7 +345,7 @@ class ServingCore:
                 retry_ms = max(retry_ms, self.blocks.retry_ms(served.number))
             detail = served.failure if action.reason is Reason.LOAD_FAILED else ""
             if action.reason is Reason.TOO_LARGE:
-                detail = describe_need(served.version.managed, self.manager.memory.budgets)
+                detail = describe_need(served.version.managed, self.manager.budgets)
             self._fail(pending, refusal(served.version.name, action.reason, retry_ms, detail))
 
     def _load(self, action: Load) -> None:
@@ -377,7 +377,7 @@ class ServingCore:
 
     def _least_pinned(self, count: int) -> tuple[int, ...]:
         """Return the cores that the fewest sessions in memory are pinned to."""
-        pinned = Counter(core for entry in self.manager.memory.entries.values() for core in entry.cores)
+        pinned = Counter(core for entry in self.manager.entries.values() for core in entry.cores)
         return tuple(sorted(sorted(self.lane_busy_ms, key=lambda core: pinned[core])[:count]))
 
     def _loaded(self, served: Served, variant: str, began: float, done: Future[Session]) -> None:
@@ -405,16 +405,14 @@ class ServingCore:
             served.statistics.load_failures += 1
             log.warning("load failed", extra=_fields(served, variant=variant, reason=served.failure))
             actions = self.manager.load_failed(now, served.number, out_of_memory=is_out_of_memory(error))
-        memory = self.manager.memory
-        if error is None or (self.place(served)[0] is Place.ABSENT and served.number not in memory.cold):
+        if error is None or (self.place(served)[0] is Place.ABSENT and served.number not in self.manager.cold):
             served.attempted.set()  # else a smaller variant is loaded
         self._apply(actions)
         self._forget_if_unused(served)
 
     def _bytes(self, served: Served) -> int:
         """Return the bytes of the variant in memory on the device that variants differ in."""
-        entry, memory = self.manager.memory.entries[served.number], self.manager.memory
-        return entry.model.variants[entry.variant].bytes.get(memory.primary, 0)
+        return self.manager.entries[served.number].resident.bytes
 
     def _unload(self, action: Unload) -> None:
         self.memory_changes += 1
@@ -527,7 +525,7 @@ class ServingCore:
             pending.future.set_exception(failure)
 
     def _forget_if_unused(self, served: Served) -> None:
-        if served.removed and served.number not in self.manager.memory.entries:
+        if served.removed and served.number not in self.manager.entries:
             self._by_number.pop(served.number, None)
 
     def _in_background(
@@ -557,15 +555,14 @@ class ServingCore:
 
     def _give_up_trial(self) -> None:
         """End the next trial if its model does not fit any more, beside one that has been pinned since."""
-        memory = self.manager.memory
-        number = next(iter(memory.trials), None)
-        if number is not None and not memory.fits(number):
-            del memory.trials[number]
+        number = next(iter(self.manager.trials), None)
+        if number is not None and not self.manager.fits(number):
+            del self.manager.trials[number]
             self._reject_size(self._by_number[number])
 
     def _reject_size(self, served: Served) -> None:
         """End the trial of a version that does not fit into the budgets."""
-        smallest, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
+        smallest, budgets = served.version.managed.variants[-1].bytes, self.manager.budgets
         served.failure = f"{Reason.TOO_LARGE.value}: {describe_need(served.version.managed, budgets)}"
         served.attempted.set()
         sizes = {"bytes": {device: smallest.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
@@ -575,7 +572,7 @@ class ServingCore:
         while True:
             await asyncio.sleep(TICK_MS / 1000)
             self._advance()
-            self._apply(self.manager.memory.rebalance(_now_ms()))
+            self._apply(self.manager.rebalance(_now_ms()))
             if not self._swept or self.account.peak > _LARGE_BYTES:
                 self._swept, self.account.peak = True, self.account.used
                 self._loader.submit(self._arena.sweep)

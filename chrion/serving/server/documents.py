@@ -110,8 +110,8 @@ def snapshot(core: ServingCore, versions: Mapping[tuple[str, str], ServedVersion
         core: The server.
         versions: The versions in the repository.
     """
-    memory = core.manager.memory
-    devices = {device: {"used": memory.used(device), "budget": budget} for device, budget in memory.budgets.items()}
+    manager = core.manager
+    devices = {device: {"used": manager.used(device), "budget": budget} for device, budget in manager.budgets.items()}
     unserved = [
         {"name": bad.name, "version": bad.version, "reason": without_folders(bad.reason)}
         for key, bad in sorted(versions.items())
@@ -130,8 +130,10 @@ def snapshot(core: ServingCore, versions: Mapping[tuple[str, str], ServedVersion
 
 def reserved_bytes(core: ServingCore, served: Served) -> dict[str, int]:
     """Return the memory that is reserved for a version, by device."""
-    entry = core.manager.memory.entries.get(served.number)
-    return {} if entry is None or entry.place is Place.ABSENT else dict(entry.model.variants[entry.variant].bytes)
+    if core.place(served)[0] is Place.ABSENT:
+        return {}
+    entry = core.manager.entries[served.number]
+    return dict(entry.model.variants[entry.variant].bytes)
 
 
 def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class _Collector:
         yield ready
 
     def _memory(self) -> Iterator[Any]:
-        memory = self._core.manager.memory
+        manager = self._core.manager
         resident = GaugeMetricFamily(
             "chrion_model_resident_bytes", "Memory reserved for a model", labels=(*_MODEL, "device", "variant")
         )
@@ -126,8 +126,8 @@ class _Collector:
         yield resident
         used = GaugeMetricFamily("chrion_memory_used_bytes", "Memory reserved for models", labels=["device"])
         budget = GaugeMetricFamily("chrion_memory_budget_bytes", "Memory for models", labels=["device"])
-        for device, size in memory.budgets.items():
-            used.add_metric([device], memory.used(device))
+        for device, size in manager.budgets.items():
+            used.add_metric([device], manager.used(device))
             budget.add_metric([device], size)
         yield used
         yield budget

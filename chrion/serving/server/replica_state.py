@@ -36,24 +36,24 @@ class StateReports:
         return self._state
 
     def _read(self, now: float) -> ReplicaState:
-        memory = self._core.manager.memory
+        manager = self._core.manager
         homes, unfit = set(), set()
         highest: dict[str, int] = {}
         for (name, version), served in self._core.models.items():
             highest[name] = max(highest.get(name, 0), int(version))
-            if memory.entries[served.number].place is not Place.ABSENT or served.number in memory.cold:
+            if manager.place(served.number) is not Place.ABSENT or served.number in manager.cold:
                 homes.add(f"{name}/{version}")
-            elif not memory.fits(served.number):
+            elif not manager.fits(served.number):
                 unfit.add(f"{name}/{version}")
         for models in (homes, unfit):
             models |= {f"{name}/" for name, version in highest.items() if f"{name}/{version}" in models}
-        expected = {key: memory.load_ms(entry, entry.variant) for key, entry in memory.entries.items()}
+        expected = {key: manager.load_ms_of(key, entry.variant) for key, entry in manager.entries.items()}
         return ReplicaState(
             self._state.number + 1,
             frozenset(homes),
             frozenset(unfit),
-            memory.link_ms(now) + sum(expected[key] for key in memory.cold),
+            manager.link_ms(now) + sum(expected[key] for key in manager.cold),
             sum(expected.values()) / len(expected) if expected else 0.0,
-            memory.free[memory.primary],
+            manager.free[manager.primary],
             self._state.node,
         )

@@ -64,7 +64,7 @@ class Availability:
         self._eligible, self._all_eligible = eligible, list(eligible)
         self._policy = route
         self._spec = autoscaling
-        self._host_of = [host for host in hosts for _ in host.gpus]
+        self._host_of = [host for host in hosts for _ in host.devices]
         streams = [np.random.default_rng(child) for child in seed.spawn(len(hosts) + 1)]
         self._draws = streams.pop()
         self._processes = [
@@ -98,7 +98,7 @@ class Availability:
                 host.on = False
             self._at(self._spec.period_s * 1000, self._decide, self._spec)
         for host in self._hosts:
-            for gpu in host.gpus:
+            for gpu in host.devices:
                 gpu.on_left = self._note_left
         self._refresh(0.0)
 
@@ -144,7 +144,7 @@ class Availability:
 
     @staticmethod
     def _reset(now: float, host: Host) -> list[Job]:
-        waiting = [job for gpu in host.gpus for job in gpu.reset(now)]
+        waiting = [job for gpu in host.devices for job in gpu.reset(now)]
         host.held.clear()
         return waiting
 
@@ -157,7 +157,7 @@ class Availability:
             self.refuse(now, job)
             return
         host = self._host_of[target]
-        next(gpu for gpu in host.gpus if gpu.index == target).offer(now, job)
+        next(gpu for gpu in host.devices if gpu.index == target).offer(now, job)
 
     def _repair(self, now: float, process: FailureProcess) -> None:
         self._failed.subtract(host.index for host in process.hosts)
@@ -174,7 +174,7 @@ class Availability:
     def _load_pinned(self, now: float, host: Host) -> None:
         for model, pinned in enumerate(self._cluster.policies.pinned):
             if pinned:
-                for gpu in host.gpus:
+                for gpu in host.devices:
                     gpu.preload(model, now=now)
 
     def _decide(self, now: float, spec: AutoscalingSpec) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
 
-from chrion.serving.manager.policies import Order, Rank
-from chrion.serving.manager.ready_queue import BatchLimits
+from chrion.serving.manager.policy_settings import ServerPolicies
 from chrion.serving.simulator.network_store import NetworkStore
 from chrion.serving.simulator.requests import Objectives
 from chrion.serving.simulator.service import ServiceTable
@@ -23,37 +21,6 @@ Job = tuple[int, int, float, Any, bool]
 Action = Callable[[float, Any], None]
 #: An event: its time in ms, a number that orders events of one time, its handler, and the handler's payload.
 Event = tuple[float, int, Action, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerPolicies:
-    """The policies of a server, and the figures that they need; by default, first come, first served."""
-
-    rank: Rank
-    order: Order
-    #: True if requests that cannot be in time are dropped.
-    deadlines: bool
-    #: Time from arrival to deadline, by model.
-    slo_ms: Sequence[float]
-    #: Importance by model.
-    weights: Sequence[float]
-    #: True for models that are never evicted, by model.
-    pinned: Sequence[bool]
-    #: The number of a model's next request; for Belady's policy only.
-    next_use: Callable[[int], float] | None = None
-    #: Requests that may wait on a GPU at the same time: by model, empty without a limit, and of all models.
-    max_queue: Sequence[int] = ()
-    max_waiting: float = math.inf
-    #: Limits of batches by model; empty if each request starts alone.
-    batching: Sequence[BatchLimits] = ()
-    #: Latency of each further request of a batch over that of the first, by model and level.
-    batch_cost: Sequence[Sequence[float]] = ()
-    #: Time for which an idle model stays in memory; infinite if only others displace it.
-    keep_alive_ms: float = math.inf
-    #: Whether there are groups of servers that fail together.
-    fail_together: bool = False
-    #: Whether popular models are loaded in advance.
-    prefetch: bool = False
 
 
 @dataclass(slots=True)

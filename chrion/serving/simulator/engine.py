@@ -21,8 +21,9 @@ import numpy as np
 
 from chrion.serving.manager.device_memory import TICK_MS
 from chrion.serving.manager.policies import Route
+from chrion.serving.manager.policy_settings import ServerPolicies
 from chrion.serving.simulator.availability import Availability
-from chrion.serving.simulator.cluster_state import ClusterState, Event, ServerPolicies
+from chrion.serving.simulator.cluster_state import ClusterState, Event
 from chrion.serving.simulator.eligibility import eligible_by_model
 from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.network_store import NetworkStore
@@ -113,7 +114,7 @@ class ClusterEngine:
         self.metrics = RequestMetrics(
             models,
             len(gpus) + 1,  # the last one stands for requests that no server receives
-            config.policies.slo_ms,
+            [config.policies.slo_ms[model] for model in range(models)],
             from_arrival=config.from_arrival,
             busy_shares=busy_shares(tables, [*classes, 0]),
         )
@@ -266,7 +267,7 @@ class ClusterEngine:
             if host.available and host.loading is None:
                 host.use_free_memory(now)
         intervals = 1
-        if all(host.loading is None and all(gpu.is_calm(now) for gpu in host.gpus) for host in self.hosts):
+        if all(host.loading is None and all(gpu.is_calm(now) for gpu in host.devices) for host in self.hosts):
             # Nothing was loaded, and until the next event or request popularity only decreases.
             until = min(self._arriving, self._events[0][0] if self._events else math.inf)
             if until == math.inf:
@@ -288,7 +289,7 @@ class ClusterEngine:
                     server.preload(model)
         if not self.config.preload:
             return
-        sizes, free = self.cluster.table.bytes, [server.free_bytes for server in self.servers]
+        sizes, free = self.cluster.table.sizes[0], [server.free_bytes for server in self.servers]
         for model, eligible in enumerate(self.eligible):
             if sizes[model] and eligible and not self.cluster.homes[model]:
                 best = max(eligible, key=free.__getitem__)
@@ -301,9 +302,10 @@ class ClusterEngine:
 
     def _fill(self) -> None:
         """Load further copies of models, in their order, into free memory."""
-        smallest = min((size for size in self.cluster.table.bytes[: self.cluster.table.models] if size), default=0)
+        sizes = self.cluster.table.sizes[0]
+        smallest = min((size for size in sizes if size), default=0)
         open_ = {i for i, server in enumerate(self.servers) if server.free_bytes >= smallest > 0}
-        for model, size in enumerate(self.cluster.table.bytes[: self.cluster.table.models]):
+        for model, size in enumerate(sizes):
             if not open_ or not size:
                 continue
             eligible = self.eligible[model]
@@ -329,7 +331,7 @@ def _build_servers(specs: Sequence[ServerSpec], states: Sequence[ClusterState]) 
         load_ms = load_times[spec.pcie_gb_per_s, spec.load_fixed_ms]
         host = Host(len(hosts), spec, table.load_mb)
         for i in range(len(servers), len(servers) + spec.gpus):
-            host.add(Server(i, host, load_ms, states[i]))
-        servers += host.gpus
+            Server(i, host, load_ms, states[i])
+        servers += host.devices
         hosts.append(host)
     return servers, hosts

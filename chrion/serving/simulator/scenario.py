@@ -22,9 +22,8 @@ from chrion.common.units import format_count
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import PlanError, ScenarioError
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, Route, SpeedRoute
-from chrion.serving.manager.policy_settings import PolicySpec, route_of
+from chrion.serving.manager.policy_settings import PolicySpec, ServerPolicies, route_of
 from chrion.serving.manager.ready_queue import BatchLimits
-from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.eligibility import check_fit
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
 from chrion.serving.simulator.overrides import TOP_KEYS, apply_sets

@@ -1,47 +1,36 @@
-"""Servers and their GPUs: execution slots, CPU cores and the requests that wait for them, beside their memory.
+"""Servers and their GPUs, which carry out in virtual time what :mod:`chrion.serving.manager.device` decides.
 
-The states of a request::
+Beyond what a device decides:
 
-    offered --weights in memory--> ready --slot and cores free--> running --latency over--> ended
-       |                             ^
-       +--weights missing--> cold --load done
-
-- Ready requests start in the order of :mod:`chrion.serving.manager.ready_queue`. A request whose slot or cores are
-  not free blocks the requests behind it, so no request starves.
-- All requests for a model wait for the same load; see :mod:`chrion.serving.simulator.gpu_memory`.
+- Host memory holds weights that were loaded before. A load of others first reads them from the disk, or from a network
+  store (:mod:`chrion.serving.simulator.network_store`), while it occupies the link, and evicts the weights that no GPU
+  of the server uses and that have been idle longest, then those in use.
+- Evictions take no time: weights do not change, so nothing is written back.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heapify, heappush
-from itertools import chain
+from typing import Any
 
-from chrion.serving.manager.policies import ResidentModel, is_in_time
-from chrion.serving.manager.queue_estimate import Release, Resources, expected_releases, expected_start
-from chrion.serving.manager.ready_queue import ALONE, Line, ReadyQueue
+from chrion.serving.manager.device import Device, Execution, HostResources
+from chrion.serving.manager.policies import ResidentModel
+from chrion.serving.manager.queue_estimate import Service
+from chrion.serving.manager.records import Reason
+from chrion.serving.simulator.averages import BinnedAverage
 from chrion.serving.simulator.cluster_state import ClusterState, Job
-from chrion.serving.simulator.gpu_memory import GpuMemory, HostMemory
 from chrion.serving.simulator.settings import ServerSpec
 
-#: Records of requests whose end is not certain: the requests, the time of their start, and their kind.
+#: A batch whose end is not certain: the requests, the time of their start, and their kind.
 Unsure = tuple[Sequence[Job], float, int]
-#: A batch that runs: the number of its first request, their model, what is released at the end, and the number of
-#: requests.
-Execution = tuple[int, ResidentModel, Resources, int, Unsure | None]
 
-#: The line of all requests that start alone.
-_ALL = -1
 _NAN, _INFINITY = float("nan"), float("inf")
 
 
-class Host(HostMemory):
-    """A server: the GPUs, and the CPU cores that they share.
-
-    Cores go to the ready batches at the heads of the GPUs' queues. The batch of the highest priority that entered its
-    queue first is considered first; if its slot is free and its cores are not, no other batch that needs cores starts.
+class Host(HostResources["Server"]):
+    """A server: the link and the cores of its GPUs, and its host memory before a disk.
 
     Args:
         index: The server's number.
@@ -50,10 +39,9 @@ class Host(HostMemory):
     """
 
     def __init__(self, index: int, spec: ServerSpec, weights_mb: Sequence[float]) -> None:
-        super().__init__(spec, weights_mb)
+        super().__init__(spec.cpu_cores)
         self.index = index
-        self.gpus: list[Server] = []
-        self.free_cores = spec.cpu_cores
+        self.spec = spec
         #: True if requests are sent to this server.
         self.available = True
         #: True if it is powered on; it may be unavailable because it starts, fails or drains.
@@ -61,46 +49,54 @@ class Host(HostMemory):
         #: The time at which it was switched on, and the time for which it was on before.
         self.on_since_ms = 0.0
         self.on_ms = 0.0
+        self.disk_loads = 0
+        #: Bytes of the weights in host memory, by model.
+        self.held: dict[int, int] = {}
+        self._weights_mb = weights_mb
+        self._room_bytes = round(spec.host_memory_gb * 1e9)
+        self.has_disk = self._room_bytes > 0
 
     @property
     def outstanding(self) -> int:
         """Requests on the server, waiting or running."""
-        return sum(gpu.outstanding for gpu in self.gpus)
+        return sum(gpu.outstanding for gpu in self.devices)
 
-    def add(self, gpu: Server) -> None:
-        """Add a GPU."""
-        self.gpus.append(gpu)
-        self.memories.append(gpu)
+    def disk_ms(self, model: int, load_mb: float) -> float:
+        """Return the time of the disk in a load: zero if the weights are in host memory."""
+        if not self.has_disk or model in self.held:
+            return 0.0
+        return self.spec.disk_fixed_ms + load_mb / self.spec.disk_gb_per_s
 
-    def use_free_memory(self, now: float) -> None:
-        """Use the free memory of the GPUs, as long as the link is free."""
-        for gpu in self.gpus:
-            if self.loading is None and not self.waiting_loads:
-                gpu.use_free_memory(now)
+    def fetch(self, model: int) -> None:
+        """Put a model that is read from the disk into host memory, if it fits there; others leave until it does."""
+        if model in self.held:
+            return
+        self.disk_loads += 1
+        size = round(self._weights_mb[model] * 1e6)
+        if size > self._room_bytes:
+            return
+        free = self._room_bytes - sum(self.held.values())
+        for other in sorted(self.held, key=self._last_use_ms):
+            if free >= size:
+                break
+            free += self.held.pop(other)
+        self.held[model] = size
 
-    def start_ready(self, now: float) -> None:
-        """Start batches at the heads of the queues of several GPUs while their slots and cores are free."""
-        while head := self._next_head(now):
-            gpu, line = head
-            job = line.items[0][2]
-            gpu.start(now, job, gpu.residents[job[1]], line)
+    def fill(self, models: Sequence[int]) -> None:
+        """Put models into host memory before the first request, as far as they fit."""
+        free = self._room_bytes - sum(self.held.values())
+        for model in models if free else ():
+            size = round(self._weights_mb[model] * 1e6)
+            if model not in self.held and 0 < size <= free:
+                self.held[model] = size
+                free -= size
 
-    def _next_head(self, now: float) -> tuple[Server, Line[Job]] | None:
-        """Return the line whose first batch can start now and comes first, and its GPU."""
-        heads = [(line.order, gpu, line) for gpu in self.gpus if (line := gpu.ready.head(now))]
-        awaited = False
-        for _, gpu, line in sorted(heads, key=lambda head: head[0]):
-            slots, cores = gpu.needs(line)
-            if slots > gpu.free_slots or (cores and awaited):
-                continue
-            if cores <= self.free_cores:
-                return gpu, line
-            awaited = True
-        return None
+    def _last_use_ms(self, model: int) -> float:
+        return max(gpu.last_use_ms(model) for gpu in self.devices)
 
 
-class Server(GpuMemory):
-    """The state of one GPU and its event handlers; the module describes the rules.
+class Server(Device[Job]):
+    """One GPU over time.
 
     Args:
         index: The number of the GPU.
@@ -110,260 +106,209 @@ class Server(GpuMemory):
     """
 
     def __init__(self, index: int, host: Host, load_ms: Sequence[float], cluster: ClusterState) -> None:
-        super().__init__(index, host, load_ms, cluster)
+        policies, table, spec = cluster.policies, cluster.table, host.spec
+        super().__init__(
+            host,
+            policies,
+            budget_bytes=spec.budget_bytes,
+            slots=spec.gpu_slots,
+            sizes=table.sizes,
+            service=table.service,
+            shape=_shape,
+            tickets=cluster.sequence,
+            outstanding=cluster.outstanding,
+            index=index,
+            is_alone=spec.gpus == 1,
+        )
         self.host: Host = host
-        self.free_slots = host.spec.gpu_slots
-        self.ready = ReadyQueue[Job](_shape, tickets=cluster.sequence)
-        self._open = self.ready.open
-        self._counts = self.prefetch or self._levels > 1
-        self._fails = host.spec.mtbf_h > 0 or self.policies.fail_together
-        #: Whether the queue is the only one of the server, and also whether requests enter it at once.
-        self._is_alone = host.spec.gpus == 1
-        self._is_plain = self._is_alone and not self.policies.batching
-        self._deadlines = cluster.policies.deadlines
-        #: Requests that run, and the number of requests from which on a limit of those that wait may be reached.
-        self._running_requests = 0
-        self._least_limit = min((*self.policies.max_queue, self.policies.max_waiting))
-        self._service = cluster.table.service
-        #: Requests that wait for a load, by model.
-        self._waiters: dict[int, list[Job]] = {}
-        #: Expected releases of each running batch, by the number of its first request; maintained only if admission
-        #: uses deadlines.
-        self._running: dict[int, deque[Release]] = {}
-        #: Called with the time when a request has ended or was dropped.
-        self.on_left: Callable[[float], None] | None = None
+        self.cluster = cluster
+        self.loaded_mb = 0.0
+        self.link_busy_ms = 0.0
+        self.loads = 0
+        self.evictions = 0
+        self.memory = BinnedAverage()
+        #: Time of a load by kind; servers with equal links share it.
+        self.load_ms = load_ms
+        self._table = table
+        self._models, self._levels = table.models, len(table.variants)
+        self._fails = spec.mtbf_h > 0 or policies.fail_together
+        self._priorities = cluster.priorities
         # A reference is faster than a look-up of the method for each event.
-        self._handle_end, self._handle_release = self._end, self._release
-        self._start_ready = self.start_heads if self._is_alone else host.start_ready
-        self._record, self._outstanding, self._priorities = cluster.record, cluster.outstanding, cluster.priorities
+        self._events, self._sequence, self._record = cluster.events, cluster.sequence, cluster.record
+        self._handle_end, self._handle_release = self.end, self.release
 
     @property
     def outstanding(self) -> int:
         """Requests on this GPU, waiting or running."""
         return self._outstanding[self.index]
 
-    def offer(self, now: float, job: Job) -> None:
-        """Accept or drop a request that arrives now; it may have arrived earlier at a server that has failed."""
-        number, model, arrival, factor, cold = job
-        resident = self.residents.get(model)
-        if resident is None and not self._table.bytes[model]:
-            resident = self._add_resident(0.0, model)  # a variant without GPU memory is never loaded
-        self._outstanding[self.index] += 1
-        if self._outstanding[self.index] > self._least_limit and self._is_full(model, resident):
-            self._drop(number, model, arrival, cold=cold or resident is None)
-            return
-        if self._counts:
-            self.count(now, model)
-        if self._deadlines and not self._is_admitted(now, arrival + self._slo_ms(number, model), number, model):
-            self._drop(number, model, arrival, cold=cold or resident is None)
-            if resident is None:
-                self._request_load(now, number, model)
-        elif resident is None:
-            self._request_load(now, number, model).append((number, model, arrival, factor, True))
-        else:
-            resident.in_use += 1
-            if not self._is_plain or self._open or not self.start(now, job, resident):
-                self._add_ready(now, job)
-                if not self._is_plain or self._priorities:
-                    self._start_ready(now)
+    def preload(self, model: int, *, now: float = 0.0, shrink: bool = False) -> bool:
+        """Put a model into memory, not counted as a load; return false if it does not fit.
 
-    def _is_full(self, model: int, resident: ResidentModel | None) -> bool:
-        """Return whether as many requests wait as may, of a model or of all; the one that arrives is outstanding."""
-        waiting = resident.in_use - resident.running if resident else len(self._waiters.get(model, ()))
-        most = self.policies.max_queue[model] if self.policies.max_queue else _INFINITY
-        all_waiting = self._outstanding[self.index] - 1 - self._running_requests
-        return waiting >= most or all_waiting >= self.policies.max_waiting
-
-    def _priority(self, number: int) -> int:
-        return self._priorities[number] if self._priorities else 0
-
-    def _add_ready(self, now: float, job: Job) -> None:
-        limits = self.policies.batching[job[1]] if self.policies.batching else ALONE
-        self.ready.add(now, job, _ALL if limits is ALONE else job[1], self._priority(job[0]), limits)
-        if limits.delay_ms:
-            heappush(self._events, (now + limits.delay_ms, next(self._sequence), self._on_delay, None))
-
-    def _on_delay(self, now: float, _: object) -> None:
-        """Start batches that need not wait any longer."""
-        self._start_ready(now)
-
-    def _slo_ms(self, number: int, model: int) -> float:
-        """Return the time from the arrival of a request to its deadline."""
-        return self.cluster.objectives.of_request(number, model)
-
-    def _is_admitted(self, now: float, deadline: float, number: int, model: int) -> bool:
-        if deadline == _INFINITY:
+        Args:
+            model: The model.
+            now: The time in ms: the beginning of the run, or of this server's work.
+            shrink: True if models change to smaller variants for it; false to use free memory only.
+        """
+        if model in self.residents:
             return True
-        latency_ms, models = self._table.latency_ms, self._models
-        for level, ready_ms in self.times_to_memory(now, model).items():
-            kind = level * models + model
-            wait_ms = max(self._queue_wait_ms(now, number, kind), ready_ms)
-            if is_in_time(now, deadline, wait_ms, latency_ms[kind]):
-                return True
-        return False
+        size = self.sizes[0][model]
+        room = self.make_room(now, model, evict=False) if shrink or size <= self.free_bytes else None
+        if shrink:
+            self.short_at_ms = -_INFINITY  # no load has been
+        if room is None:
+            return False
+        if size:
+            self._note_wanted(model)
+        for other, level in room.shrunk:
+            self.free_bytes += other.bytes
+            self._hold(other, level)
+            other.load_ms = self.load_ms[level * self._models + other.key]
+        resident = self._put(now, model, room.level)
+        self._note_memory(now)
+        self.host.fill([model])
+        self._note_idle(now, resident)
+        return True
 
-    def _queue_wait_ms(self, now: float, number: int, kind: int) -> float:
-        """Return the expected wait of a request that becomes ready now."""
-        free = self.free_slots, self.host.free_cores
-        running = chain.from_iterable(self._running.values())
-        if not self._is_alone:
-            others = (gpu._running.values() for gpu in self.host.gpus if gpu is not self)  # noqa: SLF001 # of this class
-            cores_only = (Release(at, 0, n) for values in others for at, _, n in chain.from_iterable(values))
-            running = chain(running, cores_only)
-        ahead = (
-            (self._service[self._kind(job[1])], job[2] + self._slo_ms(job[0], job[1]))
-            for job in self.ready.ahead_of(self._priority(number))
-        )
-        return expected_start(now, free, running, ahead, self._service[kind][:2]) - now
+    def _put(self, now: float, model: int, level: int) -> ResidentModel:
+        """Put a model into memory without a load."""
+        resident = self.residents[model] = self._resident_of(model)
+        self._hold(resident, level)
+        resident.load_ms = self.load_ms[level * self._models + model]
+        resident.idle_since_ms, resident.in_use, resident.running = now, 0, 0
+        return resident
 
-    def _request_load(self, now: float, number: int, model: int) -> list[Job]:
-        """Request a load, also for a request that was dropped. Return the model's waiting requests."""
-        if model not in self.cold and model != self.loading:
-            if model not in self.reserved:
-                self.cluster.homes[model].append(self.index)
-            self.host.waiting_loads += 1
-        self.wait_for_load(now, model, self._table.latency_ms[model], self._priority(number))
-        if self.host.loading is None:
-            self.host.load_next(now)
-        return self._waiters.setdefault(model, [])
+    def reset(self, now: float) -> list[Job]:
+        """Lose all memory and requests; those that run fail. Return those that wait, in the order of their arrival."""
+        running: list[Unsure] = [e[3][1] for e in self._events if e[2] == self._on_unsure_end]
+        self._events[:] = [e for e in self._events if getattr(e[2], "__self__", None) is not self]
+        heapify(self._events)
+        for jobs, _, kind in running:
+            self._record_all(jobs, _NAN, now, kind % (self._models * self._levels))
+        loading = () if self.loading is None else (self.loading,)
+        for model in (*self.residents, *self.cold, *self.reserved, *loading):
+            if self.index in self.cluster.homes[model]:
+                self.cluster.homes[model].remove(self.index)
+        waiting = self.lose()
+        if self.cluster.store:
+            self.cluster.store.cancel(now, self.index)
+        self._note_memory(now)
+        self._log(now, "reset", 0)
+        return sorted(waiting, key=lambda job: job[0])
 
-    def _on_loaded(self, now: float, loaded: tuple[int, bool]) -> None:
-        self.loading = self.host.loading = None
-        kind, changes = loaded
-        level, model = divmod(kind, self._models)
-        self._log(now, "loaded", kind)
-        resident = self._add_resident(now, model, level, changes=changes)
-        jobs = self._waiters.pop(model, ())
-        resident.in_use = len(jobs)
-        for job in jobs:
-            self._add_ready(now, job)
-        if not jobs:
-            self._expire_later(now, resident)
-        self.host.load_next(now)
-        self._start_ready(now)
+    def last_use_ms(self, model: int) -> float:
+        """Return the time of the last use of a model on this GPU; infinity while it is used, -1 if it never was."""
+        known = self._known.get(model)
+        if self.loading == model or (known and known.in_use and model in self.residents):
+            return _INFINITY
+        return known.idle_since_ms if known else -1.0
 
-    def needs(self, line: Line[Job]) -> tuple[int, int]:
-        """Return the slots and cores of the first batch of a line."""
-        return self._service[self._kind(line.items[0][2][1])][:2]
+    def _without_load(self, model: int) -> ResidentModel | None:
+        return None if self.sizes[0][model] else self._put(0.0, model, 0)
 
-    def start_heads(self, now: float) -> None:
-        """Start batches from the head of the queue while their slots and cores are free."""
-        head, residents = self.ready.head, self.residents
-        while line := head(now):
-            job = line.items[0][2]
-            if not self.start(now, job, residents[job[1]], line):
-                return
+    def _due_ms(self, job: Job) -> float:
+        return job[2] + self.cluster.objectives.of_request(job[0], job[1])
 
-    def start(self, now: float, job: Job, resident: ResidentModel, line: Line[Job] | None = None) -> bool:
-        """Start a request, or the first batch of a line, or drop it if it is too late; return whether it was either."""
-        number, model, arrival, factor, cold = job
-        kind = model
+    def _waiter(self, job: Job) -> Job:
+        return *job[:4], True
+
+    def _call_at(self, at_ms: float, handler: Callable[[float, Any], None], payload: Any) -> None:
+        heappush(self._events, (at_ms, next(self._sequence), handler, payload))
+
+    def _begin(self, now: float, batch: Sequence[Job], resident: ResidentModel, service: Service) -> None:
+        number, model, arrival, factor, cold = batch[0]
+        _, _, latency_ms, early, last = service
+        kind, uses = model, len(batch)
         if self._levels > 1:
             kind += resident.level * self._models
             factor = factor[resident.level]
-        slots, cores, latency_ms, early, last = self._service[kind]
-        host = self.host
-        if slots > self.free_slots or cores > host.free_cores:
-            return False
-        batch = self._take(now, job, latency_ms, resident, line) if line or self._deadlines else (job,)
-        uses = len(batch)
-        if not uses:
-            return True
-        self.free_slots -= slots
-        host.free_cores -= cores
-        resident.uses += uses
-        resident.running += uses
-        self._running_requests += uses
-        if self._deadlines:
-            self._running[number] = deque(expected_releases(self._service[kind], now))
         if uses > 1:
-            factor *= 1 + self.policies.batch_cost[resident.level][model] * (uses - 1)
+            factor *= 1 + self.rules.batch_cost[resident.level][model] * (uses - 1)
             kind += self._models * self._levels * (uses - 1)
         events, sequence = self._events, self._sequence
         for at_ms, freed in early:
             heappush(events, (now + at_ms * factor, next(sequence), self._handle_release, (number, freed)))
         end = now + latency_ms * factor
-        unsure = None
+        execution = number, resident, last, uses
         if self._fails:
-            unsure = batch, now, kind
-        elif uses == 1:
+            heappush(events, (end, next(sequence), self._on_unsure_end, (execution, (batch, now, kind))))
+            return
+        if uses == 1:
             self._record((number, model, self.index, arrival, now, end, cold, kind))
         else:
             self._record_all(batch, now, end, kind)
-        heappush(events, (end, next(sequence), self._handle_end, (number, resident, last, uses, unsure)))
-        return True
+        heappush(events, (end, next(sequence), self._handle_end, execution))
+
+    def _on_unsure_end(self, now: float, ended: tuple[Execution, Unsure]) -> None:
+        execution, (jobs, start, kind) = ended
+        self._record_all(jobs, start, now, kind)
+        self.end(now, execution)
 
     def _record_all(self, jobs: Sequence[Job], start: float, end: float, kind: int) -> None:
         for number, model, arrival, _, cold in jobs:
             self._record((number, model, self.index, arrival, start, end, cold, kind))
 
-    def _take(
-        self, now: float, job: Job, latency_ms: float, resident: ResidentModel, line: Line[Job] | None
-    ) -> Sequence[Job]:
-        """Take a request, or the first batch of a line; drop what cannot end in time, and return nothing then."""
-        is_late = partial(self._is_late, now, latency_ms) if self._deadlines else None
-        batch, late = self.ready.take(line, is_late) if line else ((job,), self._is_late(now, latency_ms, job))
-        if not late:
-            return batch
-        for number, model, arrival, _, cold in batch:
-            self._drop(number, model, arrival, cold=cold)
-        self.end_use(now, resident, len(batch))
-        if self.on_left:
-            self.on_left(now)
-        return ()
+    def _refuse(self, now: float, jobs: Sequence[Job], reason: Reason) -> None:
+        del now, reason
+        for number, model, arrival, _, cold in jobs:
+            is_cold = cold or model not in self.residents
+            self._record((number, model, self.index, arrival, _NAN, _NAN, is_cold, model))
 
-    def _is_late(self, now: float, latency_ms: float, job: Job) -> bool:
-        """Return whether a request cannot end by its deadline if it starts now."""
-        return not is_in_time(now, job[2] + self._slo_ms(job[0], job[1]), 0.0, latency_ms)
+    def _load_times(self, model: int) -> dict[int, float]:
+        load_mb, kinds = self._table.load_mb, range(model, self._levels * self._models, self._models)
+        return {i: self.load_ms[kind] + self.host.disk_ms(model, load_mb[kind]) for i, kind in enumerate(kinds)}
 
-    def _release(self, now: float, released: tuple[int, Resources]) -> None:
-        number, (slots, cores) = released
-        self.free_slots += slots
-        self.host.free_cores += cores
-        if self._deadlines:
-            self._running[number].popleft()
-        if self._open or not self._is_alone:
-            self._start_ready(now)
+    def _begin_load(self, now: float, resident: ResidentModel) -> None:
+        model, host = resident.key, self.host
+        kind = resident.level * self._models + model
+        load_ms = resident.load_ms = self.load_ms[kind]
+        load_mb = self._table.load_mb[kind]
+        store = self.cluster.store if host.has_disk and model not in host.held else None
+        if host.has_disk:
+            load_ms += host.disk_ms(model, 0.0 if store else load_mb)
+            host.fetch(model)
+        self._note_memory(now)
+        self.link_busy_ms += load_ms
+        self.loaded_mb += load_mb
+        self.loads += 1
+        self.cluster.loads[model] += 1
+        self._log(now, "load", kind)
+        if store:
+            done = partial(self._on_read, now, kind, load_ms)
+            store.begin(now, self.index, load_mb, host.spec.disk_gb_per_s, done)
+        else:
+            self._transfer(now, kind, load_ms)
 
-    def _end(self, now: float, execution: Execution) -> None:
-        number, resident, (slots, cores), uses, unsure = execution
-        self.free_slots += slots
-        self.host.free_cores += cores
-        self._outstanding[self.index] -= uses
-        resident.running -= uses
-        self._running_requests -= uses
-        if self._deadlines:
-            del self._running[number]
-        if unsure:
-            jobs, start, kind = unsure
-            self._record_all(jobs, start, now, kind)
-        self.end_use(now, resident, uses)
-        if self._open or not self._is_alone:
-            self._start_ready(now)
-        if self.on_left:
-            self.on_left(now)
+    def _on_read(self, began: float, kind: int, load_ms: float, now: float) -> None:
+        self.link_busy_ms += now - began
+        self._transfer(now, kind, load_ms)
 
-    def reset(self, now: float) -> list[Job]:
-        """Lose all memory and requests; those that run fail. Return those that wait, in the order of their arrival."""
-        waiting = self.ready.clear() + [job for jobs in self._waiters.values() for job in jobs]
-        running: list[Unsure | None] = [e[3][-1] for e in self._events if e[2] == self._handle_end]
-        self._events[:] = [e for e in self._events if getattr(e[2], "__self__", None) is not self]
-        heapify(self._events)
-        for jobs, _, kind in filter(None, running):
-            self._record_all(jobs, _NAN, now, kind % (self._models * self._levels))
-        self._clear_memory(now)
-        self._waiters.clear()
-        self._running.clear()
-        self._outstanding[self.index] = self._running_requests = 0
-        self.free_slots, self.host.free_cores = self.host.spec.gpu_slots, self.host.spec.cpu_cores
-        return sorted(waiting, key=lambda job: job[0])
+    def _transfer(self, now: float, kind: int, load_ms: float) -> None:
+        self.loading_until_ms = now + load_ms
+        heappush(self._events, (self.loading_until_ms, next(self._sequence), self._on_loaded, kind))
 
-    def _kind(self, model: int) -> int:
-        return self.residents[model].level * self._models + model
+    def _on_loaded(self, now: float, kind: int) -> None:
+        self._log(now, "loaded", kind)
+        self.end_load(now)
 
-    def _drop(self, number: int, model: int, arrival: float, *, cold: bool) -> None:
-        self._outstanding[self.index] -= 1
-        self._record((number, model, self.index, arrival, _NAN, _NAN, cold, model))
+    def _note_unload(self, now: float, resident: ResidentModel, level: int, cause: str) -> None:
+        del level
+        if cause in {"evict", "expire"}:
+            self.cluster.homes[resident.key].remove(self.index)
+            self.evictions += 1
+        if cause != "evict":  # else another model takes what it frees
+            self._note_memory(now)
+        self._log(now, "evict" if cause == "expire" else cause, resident.level * self._models + resident.key)
+
+    def _note_wanted(self, model: int) -> None:
+        self.cluster.homes[model].append(self.index)
+
+    def _note_memory(self, now: float) -> None:
+        self.memory.step(now, self.budget_bytes - self.free_bytes)
+
+    def _log(self, now: float, event: str, kind: int) -> None:
+        if self.cluster.journal:
+            self.cluster.journal(now, event, self.index, kind)
 
 
 def _shape(job: Job) -> tuple[int, int]:

@@ -23,13 +23,11 @@ class ServiceTable:
 
     #: By level and model, at least one level; memory does not increase with the level.
     variants: tuple[tuple[Variant, ...], ...]
-    bytes: list[int]
-    latency_ms: list[float]
-    service: list[Service]
     #: Data that a load transfers.
     load_mb: list[float]
-    #: Bytes by level and model.
+    #: Bytes, and what a request takes, by level and model.
     sizes: list[list[int]]
+    service: list[list[Service]]
 
     @property
     def models(self) -> int:
@@ -61,11 +59,9 @@ def service_table(variants: Sequence[Sequence[Variant]]) -> ServiceTable:
     known = {id(v): (int(v.gpu_busy_ms > 0), v.cores, v.latency_ms, *releases(v)) for v in flat}
     return ServiceTable(
         variants=tuple(tuple(row) for row in variants),
-        bytes=[v.memory_bytes for v in flat],
-        latency_ms=[v.latency_ms for v in flat],
-        service=[known[id(v)] for v in flat],
         load_mb=[v.load_mb for v in flat],
         sizes=[[v.memory_bytes for v in row] for row in variants],
+        service=[[known[id(v)] for v in row] for row in variants],
     )
 
 

@@ -18,7 +18,7 @@ from chrion import load
 from chrion.scheduler import fixed_plan
 from chrion.serving.manager import PolicySpec
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
-from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.manager.policy_settings import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
