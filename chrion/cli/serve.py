@@ -170,8 +170,6 @@ def scenario_policies(name: str) -> tuple[PolicySpec, int]:
         raise OptionError(f"--scenario {name}: eviction 'belady' needs the future requests: a server cannot use it")
     if scenario.policies.by_speed:
         raise OptionError(f"--scenario {name}: policies.by_speed: the speeds of a server's replicas are not known")
-    if scenario.policies.keep_alive_s:
-        raise OptionError(f"--scenario {name}: policies.keep_alive_s: a server keeps idle models while there is memory")
     return scenario.policies, scenario.servers[0].budget_bytes
 
 

@@ -280,9 +280,6 @@ def test_a_scenario_gives_its_policies_and_memory(tmp_path: Path) -> None:
     scenario.write_text("[policies]\neviction = 'belady'\n", encoding="utf-8")
     with pytest.raises(OptionError, match="future"):
         scenario_policies(str(scenario))
-    scenario.write_text("[policies]\nkeep_alive_s = 9.0\n", encoding="utf-8")
-    with pytest.raises(OptionError, match="keep_alive_s: a server keeps idle models"):
-        scenario_policies(str(scenario))
     scenario.write_text("[policies]\nby_speed = true\n", encoding="utf-8")
     with pytest.raises(OptionError, match="speeds"):
         scenario_policies(str(scenario))

@@ -63,8 +63,8 @@ def test_a_model_that_a_preload_has_shrunk_grows_as_soon_as_memory_is_free() -> 
     kept = next(model for model, resident in engine.servers[0].residents.items() if resident.level)
     times = np.arange(0.5, 6.0) * 1000
     engine.run([(times, np.full(len(times), kept))])
-    assert [(at, event) for at, event, *_ in journal if event in {"evict", "grow"}] == [
-        (1990.0, "evict"),
+    assert [(at, event) for at, event, *_ in journal if event in {"expire", "grow"}] == [
+        (1990.0, "expire"),
         (2000.0, "grow"),
     ]
 

@@ -299,13 +299,16 @@ class DeviceMemory(ABC):
 
     def _note_idle(self, now: float, resident: ResidentModel) -> None:
         """Evict a model that is idle, after its last request or its load, if it stays so for the keep-alive time."""
-        if self._notes_idle and resident.bytes and not resident.pinned:
-            since_ms = resident.idle_since_ms
-            self._call_at(max(now, since_ms + self.rules.keep_alive_ms), self._expire, (resident, since_ms))
+        if (leaves_ms := self._leaves_ms(resident)) < inf:
+            self._call_at(max(now, leaves_ms), self._expire, resident)
 
-    def _expire(self, now: float, expected: tuple[ResidentModel, float]) -> None:
-        resident, since_ms = expected
-        if resident.key in self.residents and not resident.in_use and resident.idle_since_ms == since_ms:
+    def _leaves_ms(self, resident: ResidentModel) -> float:
+        """Return the end of a model's keep-alive time; infinity if it is used, or stays in any case."""
+        stays = resident.in_use or resident.pinned or not resident.bytes
+        return inf if stays else resident.idle_since_ms + self.rules.keep_alive_ms
+
+    def _expire(self, now: float, resident: ResidentModel) -> None:
+        if resident.key in self.residents and self._leaves_ms(resident) <= now:
             self.evict(now, resident, "expire")
 
     def link_ms(self, now: float) -> float:

@@ -74,11 +74,11 @@ class ModelManager(Residency):
         entry = self.entries.get(request.model)
         if entry is None or entry.removed:
             return [Refuse(request, Reason.REMOVED)]
-        place = self.place(request.model)
-        if place is not Place.RESIDENT and not self.fits(request.model):
-            return [Refuse(request, Reason.TOO_LARGE)]
-        if place is Place.ABSENT and now < entry.retry_at_ms:
-            return [Refuse(request, Reason.LOAD_FAILED, entry.retry_at_ms - now)]
+        if request.model not in self.residents:
+            if not self.fits(request.model):
+                return [Refuse(request, Reason.TOO_LARGE)]
+            if now < entry.retry_at_ms and self.place(request.model) is Place.ABSENT:
+                return [Refuse(request, Reason.LOAD_FAILED, entry.retry_at_ms - now)]
         self.queued = queued
         self.offer(now, request)
         return self.taken()
@@ -125,7 +125,7 @@ class ModelManager(Residency):
         return self.taken()
 
     def advance(self, now: float) -> list[Action]:
-        """Refuse requests whose deadline has passed, and start batches that need not wait longer."""
+        """Refuse requests whose deadline has passed, start batches that need not wait longer, and evict by time."""
         for number, requests in list(self.waiters.items()):
             if self.place(number) is Place.ABSENT and not self.fits(number):  # one was pinned since
                 self._drop(now, self.waiters.pop(number), Reason.TOO_LARGE)
@@ -138,17 +138,19 @@ class ModelManager(Residency):
                 self.ready.remove(line, late)
                 self._drop_ready(now, late, self.residents[line.name])
         self._start_ready(now)
+        for resident in list(self.residents.values()):
+            self._expire(now, resident)
         self.host.load_next(now)
         return self.taken()
 
     def next_event_ms(self, now: float) -> float:
-        """Return the time of the next deadline or end of a wait for a batch, at least ``now``; infinite for none.
+        """Return the time of the next deadline, or end of a wait for a batch or a keep-alive time, at least ``now``.
 
         :meth:`advance` handles all that has passed, so that what is overdue is due at once.
         """
-        if not self.pending:
-            return math.inf
-        times = [r.deadline_ms for requests in self.waiters.values() for r in requests]
+        residents = self.residents.values() if self.rules.keep_alive_ms < math.inf else ()
+        times = [self._leaves_ms(resident) for resident in residents]
+        times += [r.deadline_ms for requests in self.waiters.values() for r in requests]
         times += [r.deadline_ms for line in self.ready.lines.values() for r in line.requests]
         return max(now, min(*times, self.ready.wait_ends_ms, math.inf))
 
@@ -158,9 +160,11 @@ class ModelManager(Residency):
 
     def _lease(self, resident: ResidentModel) -> tuple[int, ...] | None:
         """Return the cores for the next batch of a model; None if they are not free."""
-        free, needed = self._free_cores, self.service[resident.level][resident.key][1]
-        cores = self.entries[resident.key].cores or tuple(free[max(0, len(free) - needed) :])
-        return cores if len(free) >= needed and all(core in free for core in cores) else None
+        free, pinned = self._free_cores, self.entries[resident.key].cores
+        needed = self.service[resident.level][resident.key][1]
+        if len(free) < needed or not set(pinned) <= set(free):
+            return None
+        return pinned or tuple(free[len(free) - needed :])
 
     def _begin(self, now: float, batch: Sequence[Request], resident: ResidentModel, service: Service) -> None:
         cores = self._lease(resident) or ()

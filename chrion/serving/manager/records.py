@@ -92,7 +92,7 @@ class Unload:
 
     model: int
     variant: int
-    #: ``evict``, ``shrink``, ``grow``, ``trial`` or ``remove``.
+    #: ``evict``, ``expire`` (the keep-alive time), ``shrink``, ``grow``, ``trial`` or ``remove``.
     cause: str
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
+from math import inf
 from typing import Any
 
 from chrion.serving.manager.device import Device, HostResources
@@ -105,6 +106,7 @@ class Residency(Device[Request]):
             LOAD_ORDER[policies.load_order],
             deadlines=policies.admission == "deadline",
             max_waiting=policies.max_waiting,
+            keep_alive_ms=policies.keep_alive_s * 1000 or inf,
             prefetch=policies.prefetch,
             **self._figures,
         )

@@ -237,7 +237,7 @@ def _differences(scenario: Scenario, server: ServerFigures, device: str) -> list
     own = scenario.policies
     prefetch = str(own.prefetch).lower()
     kinds = {"eviction": own.eviction, "load_order": own.load_order, "admission": own.admission, "prefetch": prefetch}
-    kinds["max_waiting"] = str(own.max_waiting)
+    kinds |= {"max_waiting": str(own.max_waiting), "keep_alive_s": str(own.keep_alive_s)}
     for kind, expected in kinds.items():
         given = server.policies.get(kind, "unknown")
         if expected != given:
@@ -253,7 +253,6 @@ def _simulated_only(scenario: Scenario) -> list[str]:
         "servers that fail, the server does not": any(spec.mtbf_h for spec in servers) or bool(scenario.domains),
         "a network store, the server reads its own files": scenario.store is not None,
         "autoscaling, the server has none": scenario.autoscaling is not None,
-        "a keep-alive time, the server has none": scenario.policies.keep_alive_s > 0,
         "batches, which are not compared with the server's": any(model.spec.max_batch > 1 for model in models),
     }
     if details:

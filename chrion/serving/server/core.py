@@ -419,7 +419,7 @@ class ServingCore:
         served = self._by_number[action.model]
         session, served.session = served.session, None
         statistics = served.statistics
-        statistics.evictions += action.cause == "evict"
+        statistics.evictions += action.cause in {"evict", "expire"}
         statistics.shrinks += action.cause == "shrink"
         statistics.grows += action.cause == "grow"
         log.info(action.cause, extra=_fields(served, variant=served.version.sources[action.variant].name))

@@ -145,10 +145,10 @@ class _Collector:
         )
         yield GaugeMetricFamily("chrion_lane_cores", "Cores that requests may lease", value=len(core.lane_busy_ms))
         policies = core.manager.policies
-        labels = ["version", "eviction", "load_order", "admission", "prefetch", "max_waiting"]
+        labels = ["version", "eviction", "load_order", "admission", "prefetch", "max_waiting", "keep_alive_s"]
         info = GaugeMetricFamily("chrion_server_info", "Version and policies", labels=labels)
         values = policies.eviction, policies.load_order, policies.admission, str(policies.prefetch).lower()
-        info.add_metric([__version__, *values, str(policies.max_waiting)], 1)
+        info.add_metric([__version__, *values, str(policies.max_waiting), str(policies.keep_alive_s)], 1)
         yield info
         refused = CounterMetricFamily("chrion_requests_refused", "Refused requests", labels=["reason"])
         for reason, count in core.refused.items():

@@ -41,7 +41,7 @@ class ClusterState:
     loads: list[int]
     #: Records a request; see :data:`chrion.serving.simulator.metrics.COLUMNS`.
     record: Callable[[tuple[float, ...]], None]
-    #: ``journal(time_ms, event, server, kind)`` is called for ``load``, ``loaded``, ``shrink``, ``grow``, ``evict``.
+    #: ``journal(time_ms, event, server, kind)`` is called for ``load``, ``loaded`` and the causes of unloads.
     journal: Callable[[float, str, int, int], None] | None = None
     #: The store that servers with a limited host memory read; None if each has a disk.
     store: NetworkStore | None = None

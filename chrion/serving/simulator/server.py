@@ -298,7 +298,7 @@ class Server(Device[Job]):
             self.evictions += 1
         if cause != "evict":  # else another model takes what it frees
             self._note_memory(now)
-        self._log(now, "evict" if cause == "expire" else cause, resident.level * self._models + resident.key)
+        self._log(now, cause, resident.level * self._models + resident.key)
 
     def _note_wanted(self, model: int) -> None:
         self.cluster.homes[model].append(self.index)

@@ -82,7 +82,7 @@ def test_the_printed_command_has_policies_that_a_server_knows(scenario: Path, tm
     words = ("--write-models", str(tmp_path / "a b"), "--set", "policies.eviction=lfu")
     err = cli("replay", str(scenario), *words)[2]
     assert err.endswith(f"chrion serve '{tmp_path / 'a b'}' --serving-policy lfu,demand,none --host-budget 55MB\n")
-    scenario.write_text(f"{SCENARIO}[policies]\nkeep_alive_s = 120\n", encoding="utf-8")
+    scenario.write_text(f"{SCENARIO}[policies]\nby_speed = true\n", encoding="utf-8")
     err = cli("replay", str(scenario), "--write-models", str(tmp_path / "kept"))[2]
     assert "--serving-policy lru,demand,none --host-budget 55MB" in err
 
@@ -371,7 +371,6 @@ def test_requests_are_judged_by_their_own_deadlines(tmp_path: Path) -> None:
         ({"servers.mtbf_h": 1e6}, "servers that fail, the server does not"),
         ({"host_memory_gb": 9.0, "store.gb_per_s": 1.0}, "a network store, the server reads its own files"),
         ({"autoscaling.min_servers": 1}, "autoscaling, the server has none"),
-        ({"policies.keep_alive_s": 9.0}, "a keep-alive time, the server has none"),
         ({"models.m.max_batch": 4}, "batches, which are not compared with the server's"),
         ({}, ""),
     ],
