@@ -25,12 +25,12 @@ import chrion
 from chrion import HybridSession
 from chrion.profiler import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
+from chrion.report.benchmark.latency import Feed
 
 TRIAL_S, WARM_UP = 0.7, 8
 #: Pauses in seconds, and callers.
 LOADS = {"1 caller": (0.0, 1), "1 caller, pauses of 20 ms": (0.02, 1), "2 callers": (0.0, 2)}
 HEAD = ["model", "runs", "load", "session", "CPU, ms", "latency, ms", "requests/s"]
-Session = HybridSession | ort.InferenceSession
 
 
 def cases() -> Iterator[Case]:
@@ -48,7 +48,9 @@ def plain_session(source: bytes, threads: int) -> ort.InferenceSession:
     return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def trial(session: Session, feed: dict[str, object], pause_s: float, callers: int) -> tuple[float, float, float]:
+def trial(
+    session: HybridSession | ort.InferenceSession, feed: Feed, pause_s: float, callers: int
+) -> tuple[float, float, float]:
     """Return the CPU time of a request and the median latency, in ms, and the requests per second."""
     for _ in range(WARM_UP):
         session.run(None, feed)
@@ -80,7 +82,7 @@ def rows(case: Case, rounds: int) -> Iterator[list[str]]:
     feed = synthetic_inputs(chrion.load(source))
     with HybridSession(source, tune="now") as session:
         runs = "plan" if session.plan else "plain"
-    sessions: dict[str, Callable[[], Session]] = {
+    sessions: dict[str, Callable[[], HybridSession | ort.InferenceSession]] = {
         "plain, 1 thread": lambda: plain_session(source, 1),
         "plain, 2 threads": lambda: plain_session(source, 2),
         "plain, default": lambda: plain_session(source, 0),

@@ -13,6 +13,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import onnxruntime as ort
@@ -35,7 +36,7 @@ def layer_runs(cell: str, width: int, batch: int) -> list[Callable[[], object]]:
     """Return functions that run a layer: onnxruntime's operator, the native one, and the latter in bfloat16."""
     model = zoo.build(cell, {"layers": 1, "seq": STEPS, "chunk": STEPS, "io": width, "batch": batch})
     precisions = (False, True) if bfloat16_available() else (False,)
-    runs = []
+    runs: list[Callable[[], object]] = []
     for variant in (model, *(with_native_operators(model, bfloat16=precision) for precision in precisions)):
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
@@ -43,7 +44,7 @@ def layer_runs(cell: str, width: int, batch: int) -> list[Callable[[], object]]:
         session = ort.InferenceSession(variant.SerializeToString(), options, providers=["CPUExecutionProvider"])
         generator = np.random.default_rng(0)
         feed = {i.name: generator.standard_normal(i.shape).astype(np.float32) for i in session.get_inputs()}
-        runs.append(lambda session=session, feed=feed: session.run(None, feed))
+        runs.append(partial(session.run, None, feed))
     return runs
 
 
