@@ -135,21 +135,27 @@ def with_tensor_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     return whole
 
 
-def tree_variants(graph: Graph, cores: int = 0) -> dict[str, Graph]:
-    """Return the graph in each form that its tree ensembles have, by form; nothing for a graph without ensembles.
+def tree_forms(graph: Graph, cores: int = 0) -> dict[str, Graph | ModelError]:
+    """Return the graph in each form that its tree ensembles may have, or why they do not have it; nothing without any.
 
     Args:
         graph: The graph.
         cores: The number of cores of a machine without an accelerator, for parts; 0 for tensor forms.
     """
-    variants = {}
+    found: dict[str, Graph | ModelError] = {}
     forms = [form for form, count in PARTS.items() if count <= cores] if cores else FORMS
     for form in forms if any(map(is_tree_ensemble, graph.model.graph.node)) else ():
         try:
-            variants[form] = tensor_trees(graph, form)
+            found[form] = tensor_trees(graph, form)
         except ModelError as refusal:  # of the rewrite, or of onnxruntime for the rewritten model
             log.info("model %s: tree ensembles are not tried as %s: %s", graph.name, form, refusal)
-    return variants
+            found[form] = refusal
+    return found
+
+
+def tree_variants(graph: Graph, cores: int = 0) -> dict[str, Graph]:
+    """Return the graph in each form that its tree ensembles have; see :func:`tree_forms`."""
+    return {form: found for form, found in tree_forms(graph, cores).items() if isinstance(found, Graph)}
 
 
 class _TreeWriter:
