@@ -5,8 +5,8 @@
     python scripts/bench_windtunnel.py criteo=data/train.txt [--share 0.01]
 
 Data of packages and drawn ones have names (``finetuning/eras.py``); ``flight``, ``avazu`` and ``criteo`` are read from
-where they are, with the splits of the text. The first command takes hours, the second one about half an hour on two
-cores: a share of the rows, and few epochs of each network, are enough for a first look. Cells are AUC and log loss,
+where they are, with the splits of the text. The first command takes hours, the second one an hour on two busy cores:
+a share of the rows, and few epochs of each network, are enough for a first look. Cells are AUC and log loss,
 means over seeds, and behind them the printed AUC. It needs ``lightgbm``, ``pandas``, ``pyarrow`` and scikit-learn;
 with ``tabm`` installed, a network of today is a row too, and with ``jax``, ``optax`` and ``onnxmltools`` the pipelines
 as networks (``finetuning/paper_networks.py``), which take most of the time.
