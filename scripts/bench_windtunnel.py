@@ -1,10 +1,12 @@
 """Tables 5.3 to 5.6 of Yu (2022), "WindTunnel": pipelines and their networks on three preprocessings, by data.
 
     python scripts/bench_windtunnel.py flights clicks [--seeds 5] [-o docs/data]
+    python scripts/bench_windtunnel.py flights clicks --seeds 1 --share 0.25 --epochs 25 -o docs/data
     python scripts/bench_windtunnel.py criteo=data/train.txt [--share 0.01]
 
 Data of packages and drawn ones have names (``finetuning/eras.py``); ``flight``, ``avazu`` and ``criteo`` are read from
-where they are, with the splits of the text. A share of the rows is enough for a first look. Cells are AUC and log loss,
+where they are, with the splits of the text. The first command takes hours, the second one an hour on two busy cores:
+a share of the rows, and few epochs of each network, are enough for a first look. Cells are AUC and log loss,
 means over seeds, and behind them the printed AUC. It needs ``lightgbm``, ``pandas``, ``pyarrow`` and scikit-learn;
 with ``tabm`` installed, a network of today is a row too, and with ``jax``, ``optax`` and ``onnxmltools`` the pipelines
 as networks (``finetuning/paper_networks.py``), which take most of the time.
@@ -22,6 +24,8 @@ from statistics import mean
 from command_arguments import add_output
 from page_markers import markdown_table
 from result_files import write_results
+
+from chrion.common.units import format_count
 
 #: The AUC and the log loss of each seed, by row and preprocessing.
 Found = Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
@@ -43,18 +47,20 @@ def main() -> None:
     parser.add_argument("data", nargs="+", metavar="NAME[=PATH]", help="data; with a path for those on disk")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--share", type=float, default=1.0, help="the share of the rows that is used")
+    parser.add_argument("--epochs", type=int, default=100, help="the most epochs of a network")
     add_output(parser)
     given = parser.parse_args()
     from finetuning.click_logs import read_log  # noqa: PLC0415 - the help needs no libraries
     from finetuning.paper_tables import PRINTED, cells, packaged  # noqa: PLC0415
 
-    tables: list[str] = []
+    seeds, share = format_count(given.seeds, "seed"), f"{100 * given.share:g} % of the rows"
+    tables = [f"{seeds}, {share}, at most {given.epochs} epochs of each network:"]
     for text in given.data:
         name, _, path = text.partition("=")
         found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
         for seed in range(given.seeds):
             splits = read_log(name, Path(path), given.share, seed) if path else packaged(name, given.share, seed)
-            for row, scheme, auc, loss in cells(splits, seed):
+            for row, scheme, auc, loss in cells(splits, seed, given.epochs):
                 found[row][scheme].append((auc, loss))
                 print(name, seed, row, scheme, f"{auc:.4f}", f"{loss:.4f}", sep="\t", file=sys.stderr, flush=True)
         tables.append(table_of(name, found, PRINTED.get(name, {})))

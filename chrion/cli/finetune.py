@@ -104,8 +104,10 @@ def _show(report: FinetuningReport, written: outputs.Output) -> None:
     table = FigureTable(f"{held} held-out rows", [key("model"), gain, loss, "calibration error", text("")])
     for own in report.compared:
         table.add_row(own.name, *_figures(own), own.note)
+    starred = any("*" in cell for own in report.compared for cell in _figures(own))
     show(
         table,
+        *(["*: differs from the original beyond chance; --json has the intervals of 95 %"] if starred else []),
         f"tuned vs. original, mean of all times: {gain} {_change(report.gain)}, {loss} {_change(report.loss)}",
         *filter(None, [report.shift_line, report.calibration_line, report.better_line, report.cost_line]),
         *(["interrupted"] if report.interrupted else []),
@@ -155,11 +157,13 @@ def _parts(report: FinetuningReport) -> str:
 
 
 def _figures(own: ComparedModel) -> tuple[str, str, str]:
-    measures = own.measures
-    if measures is None:
-        return "", "", ""
-    calibration = "" if measures.calibration is None else f"{measures.calibration:.4f}"
-    return f"{measures.gain:.4f}", f"{measures.loss:.4f}", calibration
+    """Return the measures, with a star if the interval of the difference from the original excludes zero."""
+
+    def cell(name: str) -> str:
+        value, difference = getattr(own.measures, name, None), getattr(own.difference, name, None)
+        return "" if value is None else f"{value:.4f}{'*' if difference and difference.excludes_zero else ''}"
+
+    return cell("gain"), cell("loss"), cell("calibration")
 
 
 def _change(interval: Interval) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from chrion.scheduler import Plan
 from chrion.scheduler.annotation import write_annotated
 from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.planner import alternatives
+from chrion.scheduler.tree_choice import tree_choice
 
 _OTHER_MACHINE = (
     "to plan for a machine with an accelerator: for example --hardware l4+epyc-16, or for the paper's LSTMs, its own "
@@ -66,14 +68,16 @@ def partition(
         plan = alternatives(graph, measured, options)[0]
     log.info("initial solution: %s; alpha: %.4g ms/MB", plan.origin, plan.alpha)
     reasons = explain_placement(graph, measured, plan, explain) if explain else []
+    trees = tree_choice(graph, measured, plan, options)
     plan.save(path)
     if annotate:
         write_annotated(graph, plan, annotate)
     if as_json:
         explanation = {"explanation": reasons} if explain else {}
-        show_json({**plan_summary(plan), "plan": str(path), **explanation})
+        chosen = {"trees": asdict(trees)} if trees else {}
+        show_json({**plan_summary(plan), "plan": str(path), **chosen, **explanation})
     else:
-        _show_tables(plan, reasons, written)
+        _show_tables(plan, [*([str(trees)] if trees else []), *reasons], written)
     for line in plan.missed:
         note(f"warning: {line}")
     try:

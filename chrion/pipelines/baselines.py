@@ -15,7 +15,6 @@ import numpy as np
 
 from chrion.pipelines import leaves
 from chrion.pipelines.leaves import refit
-from chrion.pipelines.measures import Measures, measure
 from chrion.pipelines.report import ComparedModel
 from chrion.pipelines.rows import EncoderTables, Rows
 
@@ -24,21 +23,22 @@ Array = np.ndarray[Any, Any]
 _RATE = 0.1
 _LEAVES, _ROUNDS, _PATIENCE = 16, 300, 20
 _MISSING = "needs the package lightgbm"
+#: Returns the measures of a model by its name and its scores for the held-out rows.
+Measure = Callable[[str, Array], ComparedModel]
 
 
-def baselines(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[ComparedModel]:
+def baselines(rows: Rows, seed: int, measured: Measure) -> Iterator[ComparedModel]:
     """Yield the baselines, measured on the held-out rows.
 
     Args:
         rows: The rows.
         seed: The seed of LightGBM.
-        counts: What each held-out row counts; all the same if None.
+        measured: Measures a model.
     """
     problem, features = rows.problem, rows.features()
-    measured = partial(measure, y=problem.y[rows.held], weights=counts)
     if problem.loss in {leaves.LOGISTIC, leaves.SQUARED}:
         weights = refit(problem.part(rows.tuned), _RATE)
-        yield ComparedModel("refit", measured(problem.part(rows.held).predict(weights)))
+        yield measured("refit", problem.part(rows.held).predict(weights))
         margins = problem.raw(problem.original)
         yield _measured("continued", partial(_boosted, rows, features, margins, seed), measured)
     else:
@@ -46,13 +46,13 @@ def baselines(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[Co
     yield _measured("new rows only", partial(_boosted, rows, features, None, seed), measured)
 
 
-def retrained(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[ComparedModel]:
+def retrained(rows: Rows, seed: int, measured: Measure) -> Iterator[ComparedModel]:
     """Yield a new model of old and new rows, with new tables of target encoders; as :func:`baselines`.
 
     Args:
         rows: The old rows, followed by the new ones.
         seed: The seed of LightGBM.
-        counts: What each held-out row counts; all the same if None.
+        measured: Measures a model.
     """
 
     def make() -> Array:
@@ -61,14 +61,14 @@ def retrained(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[Co
         tables = EncoderTables(rows, moved=False, empty=True).updated(rows.fit)
         return _boosted(rows, rows.features(given=tables.given if tables else None), None, seed)
 
-    yield _measured("old and new rows", make, partial(measure, y=rows.y[rows.held], weights=counts))
+    yield _measured("old and new rows", make, measured)
 
 
-def _measured(name: str, make: Callable[[], Array], measured: Callable[[Array], Measures]) -> ComparedModel:
+def _measured(name: str, make: Callable[[], Array], measured: Measure) -> ComparedModel:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ComparedModel(name, measured(make()))
+            return measured(name, make())
     except ImportError:
         return ComparedModel(name, None, _MISSING)
     except Exception as error:  # noqa: BLE001 - any error of these libraries; the model is left out

@@ -130,15 +130,14 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
         next(with_old.feeds())  # a column that is missing is refused before the tuning
     tuning.run(level, None if checkpoint is None else Path(checkpoint), update)
     update(2, 4, "comparison")
-    chosen, report = _compared(tuning, shares, scope, seed)
+    chosen, report, guard = _compared(tuning, shares, scope, seed)
     report = replace(report, seconds=time.perf_counter() - begin)
     try:
         update(3, 4, "other methods")
         if not tuning.interrupted:
-            weights = None if shares is None else shares.weights(rows.y[rows.held])
             few = sum(rows.sizes) <= _MOST_ROWS
-            others = baselines(rows, seed, weights) if few else iter(())
-            for other in chain(others, retrained(with_old, seed, weights) if with_old else ()):
+            others = baselines(rows, seed, guard.compared) if few else iter(())
+            for other in chain(others, retrained(with_old, seed, guard.compared) if with_old else ()):
                 report = replace(report, compared=(*report.compared, other))
     except KeyboardInterrupt:
         report = replace(report, interrupted=True)
@@ -385,7 +384,7 @@ def _preferred(guard: Guard, first: Candidate, more: Iterable[Candidate | None],
 
 def _beside_moved(guard: Guard, chosen: Candidate, verdict: Verdict, moved: Candidate) -> tuple[Candidate, Verdict]:
     """Compare a candidate with the original whose scores are moved to the base rate; return the one to adopt."""
-    if verdict.adopted and not guard.compare(chosen, moved)[1].high < 0:
+    if verdict.adopted and not guard.compare(chosen, moved).loss.high < 0:
         reason = "its log loss is not lower than the original's with scores moved to the base rate, beyond chance"
         verdict = replace(verdict, adopted=False, reason=reason)
     if not verdict.adopted and (other := guard.judge(moved, moved=True)).adopted:
@@ -393,8 +392,10 @@ def _beside_moved(guard: Guard, chosen: Candidate, verdict: Verdict, moved: Cand
     return chosen, verdict
 
 
-def _compared(tuning: Tuning, shares: ClassShares | None, scope: str, seed: int) -> tuple[Candidate, FinetuningReport]:
-    """Return the preferred candidate and the report; after a keyboard interrupt, with less to compare."""
+def _compared(
+    tuning: Tuning, shares: ClassShares | None, scope: str, seed: int
+) -> tuple[Candidate, FinetuningReport, Guard]:
+    """Return the preferred candidate, the report and the guard; after a keyboard interrupt, with less to compare."""
     trials: list[Trial] = []
     try:
         # Networks are trained once: all candidates are compared on the same rows.
@@ -425,8 +426,8 @@ def _trial(tuning: Tuning, shares: ClassShares | None) -> Trial:
 
 def _decide(
     tuning: Tuning, shares: ClassShares | None, seed: int, trials: Sequence[Trial]
-) -> tuple[Candidate, FinetuningReport]:
-    """Return the preferred candidate, and the report on the held-out rows, which says whether it is adopted."""
+) -> tuple[Candidate, FinetuningReport, Guard]:
+    """Return the preferred candidate, the report, which says whether it is adopted, and the guard."""
     rows, guard = tuning.rows, Guard(tuning.rows, tuning.original, shares, seed, trials)
     notes = [*tuning.notes]
     plain = tuning.tuned.moved(shares, rows) if tuning.tuned and shares else tuning.tuned
@@ -446,7 +447,8 @@ def _decide(
     if chosen is not grown:
         figures.pop("trees", None)
     others = [own for own in (plain, grown, hard, softened, soft) if own and own is not chosen]
-    return chosen, FinetuningReport(
+    measured = [("tuned", chosen), *((own.name, own) for own in others)]
+    report = FinetuningReport(
         adopted=verdict.adopted,
         reason=verdict.reason,
         rows=rows.sizes,
@@ -458,10 +460,10 @@ def _decide(
         interrupted=tuning.interrupted,
         compared=(
             ComparedModel("original", guard.measure(tuning.original)),
-            ComparedModel("tuned", guard.measure(chosen)),
-            *(ComparedModel(own.name, guard.measure(own)) for own in others),
+            *(guard.compared(name, guard.scores(own)) for name, own in measured),
             *notes,
         ),
         seconds=0.0,
         **figures,
     )
+    return chosen, report, guard

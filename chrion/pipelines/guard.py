@@ -11,8 +11,9 @@ import onnx
 
 from chrion.errors import ModelError
 from chrion.pipelines.base_rate import ClassShares
-from chrion.pipelines.measures import Interval, Measures, Pair, compare, measure, prior_shift
+from chrion.pipelines.measures import Differences, Interval, Measures, Pair, compare, measure, prior_shift
 from chrion.pipelines.pipeline import Array, Feeds
+from chrion.pipelines.report import ComparedModel
 from chrion.pipelines.rows import Rows
 
 #: The largest difference between scores of a model and those that it was fitted as, for scores up to 1; for larger
@@ -110,8 +111,19 @@ class Guard:
         """Return the measures of a candidate."""
         return measure(self.scores(candidate), self._y, self.weights)
 
-    def compare(self, new: Candidate, old: Candidate) -> tuple[Interval, Interval]:
-        """Return by how much candidates differ in both measures, with intervals."""
+    def compared(self, name: str, scores: Array) -> ComparedModel:
+        """Return the measures of a model by its scores for the held-out rows, and how they differ from the original's.
+
+        Args:
+            name: The name of the model.
+            scores: The scores.
+        """
+        pair = Pair(scores, self.scores(self._original), self._y, self.weights)
+        measures = measure(scores, self._y, self.weights)
+        return ComparedModel(name, measures, difference=compare([pair], self._seed))
+
+    def compare(self, new: Candidate, old: Candidate) -> Differences:
+        """Return by how much candidates differ in all measures, with intervals."""
         pairs = [
             Pair(trial.scores[new.name], trial.scores[old.name], trial.y, trial.weights)
             for trial in self._trials
@@ -121,8 +133,8 @@ class Guard:
 
     def is_better(self, new: Candidate, old: Candidate) -> bool:
         """Return whether a candidate is better than another one in both measures, by intervals that exclude zero."""
-        gain, loss = self.compare(new, old)
-        return gain.low > 0 and loss.high < 0
+        found = self.compare(new, old)
+        return found.gain.low > 0 and found.loss.high < 0
 
     def judge(self, candidate: Candidate, *, moved: bool = False) -> Verdict:
         """Return whether a candidate replaces the original.
@@ -131,7 +143,8 @@ class Guard:
             candidate: The candidate.
             moved: Whether it is the original with moved scores, whose order is the same.
         """
-        gain, loss = self.compare(candidate, self._original)
+        found = self.compare(candidate, self._original)
+        gain, loss = found.gain, found.loss
         if moved and gain.low > -_SAME_ORDER and loss.high < 0:
             reason = "scores moved to the base rate have a lower log loss, by an interval that excludes zero"
             return Verdict(adopted=True, reason=reason, gain=gain, loss=loss)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-#: Bootstrap samples of an interval, its level, and how many rows of samples are computed at once.
-_SAMPLES, _LEVEL, _BLOCK = 1000, 0.95, 1 << 16
+#: Bootstrap samples of an interval, and its level.
+_SAMPLES, _LEVEL = 1000, 0.95
 #: The blocks of rows that bootstrap samples are drawn of.
-_TIMES = 50
+_BLOCKS = 50
+#: The share of a sum of squares up to which a difference from it is rounding.
+_EXACT = 1e-12
 #: Probabilities are at least this in a logarithm.
 _LEAST = 1e-7
 #: A base rate differs from another one if a two-sided test of both says so at this level.
@@ -30,6 +31,20 @@ class Interval:
     value: float
     low: float
     high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """True if the estimate differs from zero beyond chance."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """By how much the measures of one model exceed those of another one; see :class:`Measures`."""
+
+    gain: Interval
+    loss: Interval
+    calibration: Interval | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +71,9 @@ def measure(scores: Array, y: Array, weights: Array | None = None) -> Measures:
         y: The class of each row, or the number.
         weights: What each row counts; all the same if None.
     """
-    weights = np.ones(len(y)) if weights is None else weights
-    loss = float(_losses(scores, y) @ weights / weights.sum())
-    calibration = _calibration(scores, y, weights) if scores.ndim > 1 else None
-    return Measures(float(_Ranks(scores, y).gain(weights[None])[0]), loss, calibration)
+    found = _Sums(scores, y, weights, np.zeros(len(y), np.int64)).measures(np.ones((1, 1)))
+    gain, loss, *calibration = found[:, 0].tolist()
+    return Measures(gain, loss, calibration[0] if calibration else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +86,8 @@ class Pair:
     weights: Array | None = None
 
 
-def compare(pairs: Sequence[Pair], seed: int) -> tuple[Interval, Interval]:
-    """Return by how much new predictions differ from old ones in both measures, with paired bootstrap intervals.
+def compare(pairs: Sequence[Pair], seed: int) -> Differences:
+    """Return by how much new predictions differ from old ones in all measures, with paired bootstrap intervals.
 
     Rows that follow each other may have what no feature tells in common, as a day has. So the samples are of blocks of
     rows that follow each other (Carlstein, 1986).
@@ -83,34 +97,21 @@ def compare(pairs: Sequence[Pair], seed: int) -> tuple[Interval, Interval]:
         seed: The seed of the bootstrap samples.
     """
     rng, rows = np.random.default_rng(seed), sum(len(pair.y) for pair in pairs)
-    found = [(len(pair.y) / rows, *_differences(pair, rng)) for pair in pairs]
-    gains, losses = (sum(own[0] * own[at] for own in found) for at in (1, 2))
-    return _interval(np.asarray(gains)), _interval(np.asarray(losses))
+    found = sum(len(pair.y) / rows * _differences(pair, rng) for pair in pairs)
+    gain, loss, *calibration = map(_interval, np.asarray(found))
+    return Differences(gain, loss, calibration[0] if calibration else None)
 
 
-def _differences(pair: Pair, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return by how much predictions differ in both measures, for all rows and for bootstrap samples."""
-    y, own = pair.y, np.ones(len(pair.y)) if pair.weights is None else pair.weights
-    ranked = [_Ranks(pair.new, y), _Ranks(pair.old, y)]
-    difference = _losses(pair.new, y) - _losses(pair.old, y)
-    gains, losses = [], []
-    for drawn in chain([own[None]], _samples(rng, own)):
-        gains.append(ranked[0].gain(drawn) - ranked[1].gain(drawn))
-        losses.append(drawn @ difference / np.maximum(drawn.sum(axis=1), 1e-300))
-    return np.concatenate(gains), np.concatenate(losses)
-
-
-def _samples(rng: np.random.Generator, weights: Array) -> Iterator[Array]:
-    """Yield what rows count in bootstrap samples, [samples, rows]."""
-    rows, left = len(weights), _SAMPLES
-    parts = min(rows, _TIMES)
-    of_rows = np.arange(rows) * parts // rows
-    while left:
-        count = min(left, max(1, _BLOCK // rows))
-        drawn = rng.integers(0, parts, (count, parts)) + parts * np.arange(count)[:, None]
-        times = np.bincount(drawn.ravel(), minlength=count * parts).reshape(count, parts)
-        yield weights * times[:, of_rows]
-        left -= count
+def _differences(pair: Pair, rng: np.random.Generator) -> Array:
+    """Return by how much predictions differ in each measure, for all rows and for bootstrap samples."""
+    rows = len(pair.y)
+    blocks = min(rows, _BLOCKS)
+    of_rows = np.arange(rows) * blocks // rows
+    drawn = rng.integers(0, blocks, (_SAMPLES, blocks)) + blocks * np.arange(_SAMPLES)[:, None]
+    times = np.bincount(drawn.ravel(), minlength=_SAMPLES * blocks).reshape(_SAMPLES, blocks)
+    times = np.concatenate([np.ones((1, blocks)), times])
+    new, old = (_Sums(scores, pair.y, pair.weights, of_rows).measures(times) for scores in (pair.new, pair.old))
+    return np.asarray(new - old)
 
 
 def prior_shift(earlier: Array, recent: Array, classes: int) -> tuple[float, float] | None:
@@ -126,44 +127,73 @@ def prior_shift(earlier: Array, recent: Array, classes: int) -> tuple[float, flo
     return worst[1:] if worst else None
 
 
-class _Ranks:
-    """Predictions that are sorted once, to be measured with many weights of rows."""
+class _Sums:
+    """Sums over blocks of rows, from which the measures of samples of blocks follow.
 
-    def __init__(self, scores: Array, y: Array) -> None:
-        self._scores, self._y = scores, y
-        if scores.ndim > 1:
-            columns = [1] if scores.shape[1] == 2 else range(scores.shape[1])
-            self._sorted = [_sorted(scores[:, column], y == column) for column in columns]
+    The area under the ROC curve is a share of pairs of rows, of which a sample has each as often as it has both blocks.
 
-    def gain(self, weights: Array) -> Array:
-        """Return the AUC or R2 for each of several weights of rows, [samples, rows]."""
-        if self._scores.ndim == 1:
-            return _r2(self._scores, self._y, weights)
-        found = [_auc(weights[:, order], ends, positive) for order, ends, positive in self._sorted]
-        return np.asarray(np.mean(found, axis=0))
+    Args:
+        scores: As for :func:`measure`.
+        y: As there.
+        weights: As there.
+        of_rows: The block of each row.
+    """
 
+    def __init__(self, scores: Array, y: Array, weights: Array | None, of_rows: Array) -> None:
+        weights = np.ones(len(y)) if weights is None else weights
+        self._of_rows, self._blocks = of_rows, int(of_rows.max()) + 1
+        self._count, self._loss = self._of(weights), self._of(weights * _losses(scores, y))
+        self._classes = scores.shape[1] if scores.ndim > 1 else 0
+        if not self._classes:
+            centred = y - y.mean()
+            self._moments = [self._of(weights * own) for own in (centred, centred**2, (y - scores) ** 2)]
+            return
+        columns = [1] if self._classes == 2 else range(self._classes)
+        self._pairs = [self._pairs_of(scores[:, column], y == column, weights) for column in columns]
+        probability = scores[:, -1]
+        above = weights * (probability - (y == self._classes - 1))
+        parts = np.array_split(np.argsort(probability, kind="stable"), _BINS)
+        self._errors = np.stack([self._of(above[part], part) for part in parts], axis=1)
 
-def _sorted(scores: Array, positive: Array) -> tuple[Array, Array, Array]:
-    """Return the order of scores, the end of each run of equal ones, and which rows are positive in this order."""
-    order = np.argsort(scores, kind="stable")
-    ends = np.flatnonzero(np.diff(scores[order], append=np.inf))
-    return order, ends, positive[order]
+    def measures(self, times: Array) -> Array:
+        """Return the gain, the loss and, for classes, the calibration error of samples, [measures, samples].
 
+        Args:
+            times: How often each sample has each block, [samples, blocks].
+        """
+        count = np.maximum(times @ self._count, 1e-300)
+        loss = times @ self._loss / count
+        if not self._classes:
+            mean, square, error = (times @ own for own in self._moments)
+            spread = square - mean**2 / count
+            varies = spread > _EXACT * square
+            return np.stack([np.where(varies, 1 - error / np.where(varies, spread, 1), 0.0), loss])
+        gains = []
+        for pairs, up, down in self._pairs:
+            total = (times @ up) * (times @ down)
+            ordered = (times @ pairs * times).sum(axis=1)
+            gains.append(np.where(total > 0, ordered / np.where(total > 0, total, 1), 0.5))
+        return np.stack([np.mean(gains, axis=0), loss, np.abs(times @ self._errors).sum(axis=1) / count])
 
-def _auc(weights: Array, ends: Array, positive: Array) -> Array:
-    """Return the area under the ROC curve of sorted rows by their weights; 0.5 if there is one class only."""
-    up = np.diff(np.cumsum(weights * positive, axis=1)[:, ends], prepend=0)
-    down = np.diff(np.cumsum(weights * ~positive, axis=1)[:, ends], prepend=0)
-    total = up.sum(axis=1) * down.sum(axis=1)
-    below = np.cumsum(down, axis=1) - down
-    pairs = (up * (below + 0.5 * down)).sum(axis=1)
-    return np.where(total > 0, pairs / np.where(total > 0, total, 1), 0.5)
+    def _of(self, values: Array, rows: Array | slice = slice(None)) -> Array:
+        """Return the sums over blocks of the values of some rows."""
+        return np.bincount(self._of_rows[rows], values, self._blocks)
 
+    def _pairs_of(self, scores: Array, positive: Array, weights: Array) -> tuple[Array, Array, Array]:
+        """Return the pairs of positive and negative rows in order, by their blocks, and how many of both blocks have.
 
-def _r2(predicted: Array, y: Array, weights: Array) -> Array:
-    mean = weights @ y / weights.sum(axis=1)
-    spread = (weights * (y - mean[:, None]) ** 2).sum(axis=1)
-    return np.where(spread > 0, 1 - weights @ (y - predicted) ** 2 / np.where(spread > 0, spread, 1), 0.0)
+        Pairs of equal scores count half.
+        """
+        order = np.argsort(scores, kind="stable")
+        ends = np.flatnonzero(np.diff(scores[order], append=np.inf))  # of runs of equal scores
+        run, of_rows = np.searchsorted(ends, np.arange(len(order))), self._of_rows[order]
+        up, down = weights * positive, weights * ~positive
+        pairs = np.empty((self._blocks, self._blocks))
+        for block in range(self._blocks):
+            below = np.cumsum(np.where(of_rows == block, down[order], 0))[ends]
+            middle = (below + np.append(0, below[:-1])) / 2
+            pairs[:, block] = np.bincount(of_rows, up[order] * middle[run], self._blocks)
+        return pairs, self._of(up), self._of(down)
 
 
 def _losses(scores: Array, y: Array) -> Array:
@@ -172,14 +202,6 @@ def _losses(scores: Array, y: Array) -> Array:
         return np.asarray(np.abs(scores - y))
     chosen = scores[np.arange(len(y)), y.astype(np.int64)]
     return np.asarray(-np.log(np.clip(chosen, _LEAST, 1.0)))
-
-
-def _calibration(scores: Array, y: Array, weights: Array) -> float:
-    """Return the expected calibration error of the last class's probability."""
-    probability, hit = scores[:, -1], y == scores.shape[1] - 1
-    parts = np.array_split(np.argsort(probability, kind="stable"), _BINS)
-    errors = [abs((probability[part] - hit[part]) @ weights[part]) for part in parts]
-    return float(sum(errors) / max(weights.sum(), 1e-300))
 
 
 def _interval(values: Array) -> Interval:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from chrion.pipelines.encoders import Prior
-from chrion.pipelines.measures import Interval, Measures
+from chrion.pipelines.measures import Differences, Interval, Measures
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class ComparedModel:
     measures: Measures | None
     #: Why it could not be made.
     note: str = ""
+    #: By how much its measures exceed the original's; None for the original.
+    difference: Differences | None = None
 
 
 @dataclass(frozen=True, slots=True)

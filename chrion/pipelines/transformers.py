@@ -1,8 +1,9 @@
-"""Converters of transformers: KBinsDiscretizer, SplineTransformer and Normalizer.
+"""Converters of transformers: KBinsDiscretizer, SplineTransformer, Normalizer and QuantileTransformer.
 
 The values of skl2onnx's converter for KBinsDiscretizer differ next to edges, which it rounds to the nearest float32,
 and it refuses the default encoding. It has none for SplineTransformer. Its Normalizer divides by the largest value
-where scikit-learn divides by the largest absolute one.
+where scikit-learn divides by the largest absolute one. Its QuantileTransformer takes a time that doubles with every
+step of its binary search: with 1000 quantiles, it does not end.
 
 A spline is converted through its values: between two knots, and beyond the outer ones, each output is a polynomial,
 which as many values as it has coefficients determine. So knots, extrapolation and dropped outputs are those of the
@@ -17,9 +18,12 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from chrion.errors import OptionError
 from chrion.pipelines.converter_nodes import NodeWriter, not_below
 
 Array = np.ndarray[Any, Any]
+#: The most thresholds that each value is compared with one by one.
+_MOST_COMPARED = 64
 
 
 def convert_bins(scope: Any, operator: Any, container: Any) -> None:
@@ -71,14 +75,73 @@ def convert_splines(scope: Any, operator: Any, container: Any) -> None:
     write.add("Reshape", [values, np.array([-1, features * table.shape[3]])], operator.outputs[0].full_name)
 
 
+def convert_quantiles(scope: Any, operator: Any, container: Any) -> None:
+    """Convert a QuantileTransformer to the uniform distribution.
+
+    Between different quantiles it is linear. At equal ones it jumps, and has the mean of both sides.
+    """
+    model, write = operator.raw_operator, NodeWriter(scope, container)
+    if model.output_distribution != "uniform":
+        raise OptionError(
+            f"QuantileTransformer: output_distribution={model.output_distribution!r} has no operators in ONNX",
+            hint="fit it with output_distribution='uniform'",
+        )
+    x, features = write.floats(operator.inputs[0]), model.quantiles_.shape[1]
+    lines = [_quantile_lines(quantiles, model.references_) for quantiles in model.quantiles_.T.astype(np.float64)]
+    table = np.zeros((4, features, max(len(own[0]) for own in lines)))
+    for at, own in enumerate(lines):
+        table[:, at, : len(own[0])] = own
+    first = np.arange(features) * table.shape[2]
+    piece = write.add("Add", [_passed(write, x, [own[0][1:] for own in lines]), first[None]])
+    start, value, slope, exact = (write.add("Gather", [_flat(values), piece]) for values in table)
+    line = write.add("Add", [value, write.add("Mul", [slope, write.add("Sub", [x, start])])])
+    write.add("Where", [write.add("Equal", [x, start]), exact, line], operator.outputs[0].full_name)
+
+
+def _quantile_lines(quantiles: Array, references: Array) -> tuple[Array, ...]:
+    """Return the lines below the first quantile and from each different one on.
+
+    Quantiles that differ in the last bits of float64 are different, as they are in scikit-learn.
+
+    Returns:
+        The least float32 of each line, the value there of the line, its slope, and the value that it has instead.
+    """
+    starts, first = np.unique(quantiles, return_index=True)
+    last = np.append(first[1:], len(quantiles)) - 1
+    exact = (references[first] + references[last]) / 2
+    exact[-1], exact[0] = 1, 0  # in this order, for a constant feature
+    slopes = (np.append(references[first[1:]], 1) - references[last]) / np.diff(starts, append=np.inf)
+    least = not_below(starts).astype(np.float64)
+    values = references[last] + slopes * (least - starts)
+    exact = np.where(least == starts, exact, values)
+    return np.append(least[:1], least), np.append(0, values), np.append(0, slopes), np.append(0, exact)
+
+
 def _passed(write: NodeWriter, x: str, thresholds: list[Array]) -> str:
     """Return how many thresholds of its feature each value has reached, [rows, features]."""
+    if max(map(len, thresholds)) > _MOST_COMPARED:
+        return _searched(write, x, thresholds)
     padded = np.full((len(thresholds), max(1, *map(len, thresholds))), np.nan, np.float32)
     for row, own in zip(padded, thresholds, strict=True):
         row[: len(own)] = not_below(own)
     reached = write.add("GreaterOrEqual", [write.add("Unsqueeze", [x, np.array([2])]), padded[None]])
     numbers = write.add("Cast", [reached], to=TensorProto.INT64)
     return write.add("ReduceSum", [numbers, np.array([2])], keepdims=0)
+
+
+def _searched(write: NodeWriter, x: str, thresholds: list[Array]) -> str:
+    """Return the same as :func:`_passed` by binary search, for many thresholds in ascending order."""
+    steps = max(map(len, thresholds)).bit_length()
+    table = np.full((len(thresholds), 1 << steps), np.nan, np.float32)  # a value reaches the one at its count
+    for row, own in zip(table, thresholds, strict=True):
+        row[1 : 1 + len(own)] = not_below(own)
+    first = np.arange(len(thresholds))[None] << steps
+    flat, at = _flat(table), write.add("Add", [first, np.zeros(1, np.int64)])
+    for step in (1 << bit for bit in reversed(range(steps))):
+        after = write.add("Add", [at, np.array([step])])
+        reached = write.add("GreaterOrEqual", [x, write.add("Gather", [flat, after])])
+        at = write.add("Where", [reached, after, at])
+    return write.add("Sub", [at, first])
 
 
 def _wrapped(write: NodeWriter, x: str, low: Array, high: Array) -> str:

@@ -1,6 +1,6 @@
 """Fitted scikit-learn pipelines as ONNX models, by skl2onnx; what it cannot convert today is mended.
 
-HistGradientBoosting, KBinsDiscretizer, Normalizer and SplineTransformer have converters of Chrion
+HistGradientBoosting, KBinsDiscretizer, Normalizer, QuantileTransformer and SplineTransformer have converters of Chrion
 (:mod:`chrion.pipelines.histograms`, :mod:`chrion.pipelines.transformers`).
 """
 
@@ -20,7 +20,7 @@ from chrion.errors import OptionError
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.rewrite import rename_reads
 from chrion.pipelines.histograms import categories_of, convert_histograms, is_histogram
-from chrion.pipelines.transformers import convert_bins, convert_norms, convert_splines
+from chrion.pipelines.transformers import convert_bins, convert_norms, convert_quantiles, convert_splines
 
 #: The version of ``ai.onnx.ml`` and the opset: those that skl2onnx and every supported onnxruntime have.
 _OPSETS = {"": 18, "ai.onnx.ml": 3}
@@ -32,6 +32,7 @@ _CONVERTERS: dict[str, Callable[[Any, Any, Any], None]] = {
     "HistGradientBoostingRegressor": convert_histograms,
     "KBinsDiscretizer": convert_bins,
     "Normalizer": convert_norms,
+    "QuantileTransformer": convert_quantiles,
     "SplineTransformer": convert_splines,
 }
 

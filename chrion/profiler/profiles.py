@@ -143,6 +143,11 @@ class Profile:
             return tuple(range(len(dag)))
         return tuple(i for i, signature in enumerate(dag.signatures) if signature not in self.operators)
 
+    def unmeasured(self, dag: Dag) -> frozenset[str]:
+        """Return the signatures of a graph that the profile lacks, except those of operators without arithmetic."""
+        known = self.operators
+        return frozenset(s for s, flops in zip(dag.signatures, dag.flops, strict=True) if flops and s not in known)
+
     def is_native(self, signature: str, width: int) -> bool:
         """Return whether the native kernel of operators was measured to be faster than onnxruntime's on some cores."""
         cost = self.operators.get(signature)

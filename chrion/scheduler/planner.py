@@ -291,18 +291,13 @@ class Planner:
             self._costs[id(dag)] = dag, self._profile.costs(dag, self._options.cores, self._options.streams)
         return self._costs[id(dag)][1]
 
-    def _unmeasured(self, dag: Dag) -> frozenset[str]:
-        """Return the signatures of a graph that the profile lacks, except those of operators without arithmetic."""
-        known = self._profile.operators
-        return frozenset(s for s, flops in zip(dag.signatures, dag.flops, strict=True) if flops and s not in known)
-
     def _task(self, alpha: float | None, budget_mb: float | None) -> PlanningTask:
         """Return the task of a policy of solutions, of which the first plan has a price of memory."""
         prices = (*self._alphas, *([alpha] if alpha else [])) if self._memory == "paper" and self._gpu else ()
         budget = math.inf if budget_mb is None else budget_mb
-        meter = self._options.meter
+        meter, unmeasured = self._options.meter, self._profile.unmeasured
         return PlanningTask(
-            self._graph, self._costs_of, self._unmeasured, prices, meter, budget, self._fastest_only, self._slo_ms
+            self._graph, self._costs_of, unmeasured, prices, meter, budget, self._fastest_only, self._slo_ms
         )
 
     def _search_alpha(self, policy: SchedulePolicy, limits: Limits, alpha: float | None) -> VariantSolution:

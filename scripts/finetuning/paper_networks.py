@@ -130,15 +130,18 @@ class Networks:
         x: The features of the rows to train, to choose and to test with.
         y: Their classes.
         seed: The seed of training and of cold starts.
+        epochs: The most epochs of a training.
     """
 
-    def __init__(self, splits: Splits, encoder: Encoder, x: Sequence[Array], y: Sequence[Array], seed: int) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - as documented
+        self, splits: Splits, encoder: Encoder, x: Sequence[Array], y: Sequence[Array], seed: int, epochs: int
+    ) -> None:
         self._x = np.concatenate(x)
         self._y = np.concatenate(y).astype(np.float32)
         self._codes = np.concatenate([encoder.codes(o) for o in (splits.train, splits.validation, splits.test)])
         self._ends = np.cumsum([len(own) for own in x]).tolist()
         self._vectors, self._numbers = encoder.vectors, splits.train.numbers.shape[1]
-        self._seed = seed
+        self._seed, self._options = seed, TrainingOptions(rate=_RATE, epochs=epochs)
 
     def predicted(self, logistic: Any, booster: Any, machine: FactorisationMachine) -> Iterator[tuple[str, Array]]:
         """Yield the name of each form, and the probability of class 1 of the rows to test with.
@@ -176,7 +179,7 @@ class Networks:
         parameters: dict[str, Array] = {}
         if form.level:
             data = features, self._y
-            training = Training(network, shapes, data, TrainingOptions(rate=_RATE), self._seed)
+            training = Training(network, shapes, data, self._options, self._seed)
             found = training.run(slice(0, self._ends[0]), slice(self._ends[0], self._ends[1]))
             parameters, features = dict(found.parameters), features.with_tables(found.tables)
         raw = network.scores(parameters, features, slice(self._ends[1], self._ends[2]))

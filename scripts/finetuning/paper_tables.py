@@ -51,23 +51,28 @@ PRINTED: Mapping[str, Mapping[str, tuple[float | None, float | None, float | Non
 }
 
 
-def cells(splits: Splits, seed: int) -> Iterator[tuple[str, str, float, float]]:
+def cells(splits: Splits, seed: int, epochs: int) -> Iterator[tuple[str, str, float, float]]:
     """Yield the row, the preprocessing, and the AUC and the log loss of the rows to test with.
 
     Beside the three pipelines: LightGBM that is stopped early, as it would be today, TabM if it is installed, and the
     pipelines as networks if JAX and onnxmltools are.
+
+    Args:
+        splits: The rows.
+        seed: The seed of all.
+        epochs: The most epochs of a network.
     """
     y = [own.y.astype(np.int64) for own in (splits.train, splits.validation, splits.test)]
     for scheme in SCHEMES:
         encoder = Encoder(SCHEMES[scheme], splits.train)
         x = [encoder.encode(splits.train, trained=True), encoder.encode(splits.validation), encoder.encode(splits.test)]
-        for name, found in _predicted(splits, encoder, x, y, seed):
+        for name, found in _predicted(splits, encoder, x, y, seed, epochs):
             measures = measure(np.stack([1 - found, found], axis=1), y[2].astype(np.float64))
             yield name, scheme, measures.gain, measures.loss
 
 
-def _predicted(
-    splits: Splits, encoder: Encoder, x: Sequence[Array], y: Sequence[Array], seed: int
+def _predicted(  # noqa: PLR0913, PLR0917 - as of the cells
+    splits: Splits, encoder: Encoder, x: Sequence[Array], y: Sequence[Array], seed: int, epochs: int
 ) -> Iterator[tuple[str, Array]]:
     """Yield each row with the probability of class 1 of the rows to test with."""
     chosen = x[1], y[1]
@@ -81,11 +86,11 @@ def _predicted(
         from finetuning.tabm_baseline import fit_tabm  # noqa: PLC0415 - optional
 
         filled = [np.nan_to_num(own) for own in x]
-        yield "TabM", fit_tabm(filled[0], y[0], (filled[1], y[1]), seed)(filled[2])
+        yield "TabM", fit_tabm(filled[0], y[0], (filled[1], y[1]), seed, epochs)(filled[2])
     if find_spec("jax") and find_spec("onnxmltools"):
         from finetuning.paper_networks import Networks  # noqa: PLC0415 - optional
 
-        yield from Networks(splits, encoder, x, y, seed).predicted(logistic, trees, machine)
+        yield from Networks(splits, encoder, x, y, seed, epochs).predicted(logistic, trees, machine)
 
 
 def _stopped(x: Array, y: Array, chosen: tuple[Array, Array], seed: int) -> Callable[[Array], Array]:

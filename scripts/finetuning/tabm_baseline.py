@@ -12,7 +12,9 @@ Array = np.ndarray[Any, Any]
 _UNITS, _MEMBERS, _BATCH, _EPOCHS, _PATIENCE = 256, 16, 256, 60, 8
 
 
-def fit_tabm(x: Array, y: Array, chosen: tuple[Array, Array], seed: int) -> Callable[[Array], Array]:
+def fit_tabm(
+    x: Array, y: Array, chosen: tuple[Array, Array], seed: int, epochs: int = _EPOCHS
+) -> Callable[[Array], Array]:
     """Train TabM, stopped early by other rows, and return a function from features to probabilities of class 1.
 
     Args:
@@ -20,6 +22,7 @@ def fit_tabm(x: Array, y: Array, chosen: tuple[Array, Array], seed: int) -> Call
         y: The class of each row.
         chosen: The features and classes of the rows to choose with.
         seed: The seed of weights and batches.
+        epochs: The most epochs.
     """
     import tabm  # noqa: PLC0415 - an optional baseline
     import torch  # noqa: PLC0415
@@ -48,7 +51,7 @@ def fit_tabm(x: Array, y: Array, chosen: tuple[Array, Array], seed: int) -> Call
         return np.asarray(torch.cat(parts).numpy(), np.float64)
 
     best, state, waited = float("inf"), model.state_dict(), 0
-    for _ in range(_EPOCHS):
+    for _ in range(min(epochs, _EPOCHS)):
         model.train()
         for rows in torch.randperm(len(features)).split(_BATCH):
             scores = model(features[rows])[..., 0]  # one a member, which are trained as models of their own

@@ -50,6 +50,12 @@ def test_leaves_are_tuned_to_rows_that_have_drifted() -> None:
     assert "refit" in names
     assert [own.measures.loss for own in report.compared[:2] if own.measures] == pytest.approx(losses, abs=1e-5)
     assert run(tuned, {"x": held})[0].shape == (600,)
+    original, *others = report.to_json()["compared"]
+    assert original["difference"] is None
+    for own in (own for own in others if own["measures"]):
+        for name, interval in own["difference"].items():
+            assert interval["value"] == pytest.approx(own["measures"][name] - original["measures"][name], abs=1e-9)
+            assert interval["low"] < interval["value"] < interval["high"]
 
 
 def test_equal_calls_have_equal_results() -> None:
@@ -236,6 +242,11 @@ def test_the_command_writes_a_model_that_is_better(cli: Chrion) -> None:
     assert code == 0
     assert "written: better.onnx: better in AUC and log loss" in out
     assert "tuned vs. original, mean of all times: AUC +" in out
+    assert "\n*: differs from the original beyond chance; --json has the intervals of 95 %\n" in out
+    stars = [
+        next(line for line in out.splitlines() if line.startswith(name)).count("*") for name in ("original ", "tuned ")
+    ]
+    assert stars[0] == 0 < stars[1]
     assert onnx.load("better.onnx").graph.node[0].op_type == "LabelEncoder"
     onnx.checker.check_model("better.onnx", full_check=True)
     code, out, _ = cli(*words, "--force", "--json")

@@ -105,13 +105,13 @@ def test_leaves_are_those_that_onnxruntime_reaches(seed: int) -> None:
 
 
 def has_form(ensemble: TreeEnsemble) -> bool:
-    """Return whether an ensemble tests no membership, and rows have scores for the same targets where it matters."""
+    """Return whether rows have scores for the same targets where it matters."""
     trees = range(ensemble.trees)
     scored = [
         any(ensemble.leaf_entries[ensemble.leaf_trees == tree, target].all() for tree in trees)
         for target in range(ensemble.targets)
     ]
-    if ensemble.members or (ensemble.aggregate in {"MIN", "MAX"} and not all(scored)):
+    if ensemble.aggregate in {"MIN", "MAX"} and not all(scored):
         return False
     if ensemble.labels is None:
         return all(scored) or not len(ensemble.base)
@@ -304,6 +304,49 @@ def test_sets_are_chains_of_comparisons_in_operators_without_them(seed: int) -> 
     assert len(again.features) == len(ensemble.features)
     found = again.leaf_weights[again.leaves_of(rows)].sum(axis=1)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def chain_of(members: Sequence[float]) -> onnx.NodeProto:
+    """Return a regressor that tests membership by comparisons with each member, as converters write it."""
+    count = len(members)
+    return one_tree(
+        nodes_treeids=[0] * (count + 2),
+        nodes_nodeids=[*range(count + 2)],
+        nodes_featureids=[0] * (count + 2),
+        nodes_modes=["BRANCH_EQ"] * count + ["LEAF", "LEAF"],
+        nodes_values=[*members, 0.0, 0.0],
+        nodes_truenodeids=[count] * count + [0, 0],
+        nodes_falsenodeids=[*range(1, count), count + 1, 0, 0],
+        target_nodeids=[count, count + 1],
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sets_of_any_integers_have_tensor_forms(form: str) -> None:
+    """Members, integers between and beyond them, and numbers that are no integers lead where the kernel leads."""
+    model = model_of(chain_of([1000.0, -7.0, 3.0, 40.0]))
+    rows = np.zeros((2032, FEATURES), np.float32)
+    values = [*np.arange(-8, 1002), *np.arange(-7.5, 1000), 1e9, -1e30, np.inf, -np.inf, np.nan, -0.0]
+    rows[: len(values), 0] = values
+    tensors = with_tensor_trees(model, form, {"x": "tensor(float)"})
+    expected = run(model, {"x": rows})[0]
+    assert sorted(rows[expected.ravel() == 1.0, 0]) == [-7, 3, 40, 1000]
+    assert_same(run(tensors, {"x": rows}), [expected])
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ([1.5, 2.0], "sets of numbers that are no integers"),
+        ([2.0, 3e7], "members too far apart"),
+        ([2.0, np.inf], "no integers"),
+    ],
+)
+def test_other_sets_have_no_tensor_form(members: Sequence[float], reason: str) -> None:
+    """The message names the ensemble."""
+    for form in FORMS:
+        with pytest.raises(RewriteError, match=f"TreeEnsembleRegressor 't' tests membership in .*{reason}"):
+            with_tensor_trees(model_of(chain_of(members)), form, {"x": "tensor(float)"})
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chrion
+from chrion.errors import OptionError
 from property_tests import examples
 from random_trees import run
 
@@ -107,7 +108,11 @@ TRANSFORMERS: dict[str, Callable[[Any, random.Random], Any]] = {
         strategy=draw.choice(["uniform", "quantile", "kmeans"]),
     ),
     "splines": lambda p, draw: splines(p, draw, draw.choice(["constant", "linear", "continue", "periodic"])),
+    "quantiles": lambda p, draw: p.QuantileTransformer(n_quantiles=draw.choice([1, 2, 10, 60, 1000])),
     "components": lambda *_: sk("decomposition").PCA(2),
+    "uncentred components": lambda _, draw: sk("decomposition").TruncatedSVD(
+        2, algorithm=draw.choice(["arpack", "randomized"])
+    ),
     "leaves": lambda _, draw: sk("ensemble").RandomTreesEmbedding(
         draw.choice([1, 5]), max_depth=draw.randint(1, 4), sparse_output=draw.random() < 0.7
     ),
@@ -130,6 +135,38 @@ def test_transformers_have_the_values_of_scikit_learn(name: str, seed: int) -> N
     expected = expected.toarray() if hasattr(expected, "toarray") else expected
     [found] = translated(fitted, rows)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * max(1e-2, float(np.abs(expected).max())))
+
+
+def test_a_thousand_quantiles_are_translated() -> None:
+    """A search of few operators finds them, also equal ones; other distributions are refused."""
+    rng = np.random.default_rng(0)
+    x, rows = (rng.standard_normal((count, 3)).astype(np.float32) for count in (3000, 500))
+    x[:, 1], rows[:, 1] = np.round(2 * x[:, 1]), np.round(4 * rows[:, 1]) / 2
+    x[:, 2] = rows[:250, 2] = 3.0
+    rows[0] = np.nan
+    quantiles = sk("preprocessing").QuantileTransformer
+    fitted = quantiles(n_quantiles=1000).fit(x)
+    np.testing.assert_allclose(translated(fitted, rows)[0], fitted.transform(rows.astype(np.float64)), atol=1e-6)
+    assert len(chrion.translate(fitted).graph.node) < 100
+    with pytest.raises(OptionError, match=r"^QuantileTransformer: output_distribution='normal' has no operators"):
+        chrion.translate(quantiles(n_quantiles=9, output_distribution="normal").fit(x))
+
+
+@given(seed=SEEDS)
+@examples(40)
+def test_clusters_are_those_of_scikit_learn(seed: int) -> None:
+    """The nearest centre is the label, and scores are the distances to all; ties may be decided otherwise."""
+    rng = np.random.default_rng(seed)
+    x, rows = numbers(rng, ROWS, 3), numbers(rng, ROWS, 3)
+    with quiet():
+        clusters = sk("cluster").KMeans(int(rng.integers(1, 9)), n_init=1, random_state=seed).fit(x)
+    label, scores = translated(clusters, rows)
+    distances = clusters.transform(rows)
+    largest = max(1.0, float(np.abs(rows).max()))
+    np.testing.assert_allclose(scores, distances, atol=1e-3 * largest)
+    two = np.sort(np.column_stack([distances, np.full(ROWS, np.inf)]), axis=1)
+    sure = two[:, 1] - two[:, 0] > 1e-3 * largest
+    assert (label[sure] == clusters.predict(rows)[sure]).all()
 
 
 @given(seed=SEEDS)
@@ -184,6 +221,13 @@ MODELS: dict[str, Callable[[random.Random], Any]] = {
     "vectors": lambda draw: sk("svm").SVC(kernel=draw.choice(["linear", "rbf", "poly"])),
     "vectors of numbers": lambda draw: sk("svm").SVR(kernel=draw.choice(["linear", "rbf"])),
     "naive Bayes": lambda _: sk("naive_bayes").GaussianNB(),
+    "naive Bayes of bits": lambda draw: sk("naive_bayes").BernoulliNB(
+        alpha=draw.choice([0.1, 1.0]), binarize=draw.choice([0.0, 0.3]), fit_prior=draw.random() < 0.5
+    ),
+    "naive Bayes of counts": lambda draw: sk("pipeline").make_pipeline(
+        sk("preprocessing").MinMaxScaler((0, 9)),
+        sk("naive_bayes").MultinomialNB(alpha=draw.choice([0.1, 1.0]), fit_prior=draw.random() < 0.5),
+    ),
 }
 
 

@@ -3,7 +3,7 @@
 from chrion.graph.trees.ensemble import Rule, TreeEnsemble
 from chrion.graph.trees.joined import joined
 from chrion.graph.trees.operators import read_ensemble, write_ensemble
-from chrion.graph.trees.tensor_form import FORMS, PARTS, tensor_trees, tree_variants
+from chrion.graph.trees.tensor_form import FORMS, PARTS, tensor_trees, tree_forms, tree_variants
 from chrion.graph.unsafe_trees import is_tree_ensemble
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "joined",
     "read_ensemble",
     "tensor_trees",
+    "tree_forms",
     "tree_variants",
     "write_ensemble",
 ]

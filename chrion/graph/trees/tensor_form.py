@@ -11,6 +11,8 @@ inputs and outputs stay there. There are two forms, with the comparisons of the 
   is proportional to nodes times leaves of a tree (Nakandala et al., OSDI 2020, section 4.1). Counts are small integers,
   so that the result is exact in any precision that devices multiply in.
 
+Membership in a set of categories is a lookup in a table of integers (:mod:`chrion.graph.trees.sets`).
+
 On cores, onnxruntime's kernel runs batches of up to about 50 rows on one thread, however many it has. In **parts**, of
 some trees each, an ensemble runs on several lanes.
 
@@ -35,6 +37,7 @@ from chrion.graph.trees.ensemble import Array, Rule, TreeEnsemble
 from chrion.graph.trees.joined import part_of
 from chrion.graph.trees.operators import read_ensemble, write_ensemble
 from chrion.graph.trees.scores import ScoreWriter, check_scores
+from chrion.graph.trees.sets import SetTable
 from chrion.graph.unsafe_trees import ENSEMBLE, REGRESSOR, is_tree_ensemble
 from chrion.graph.variants import rewritten
 
@@ -135,21 +138,27 @@ def with_tensor_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     return whole
 
 
-def tree_variants(graph: Graph, cores: int = 0) -> dict[str, Graph]:
-    """Return the graph in each form that its tree ensembles have, by form; nothing for a graph without ensembles.
+def tree_forms(graph: Graph, cores: int = 0) -> dict[str, Graph | ModelError]:
+    """Return the graph in each form that its tree ensembles may have, or why they do not have it; nothing without any.
 
     Args:
         graph: The graph.
         cores: The number of cores of a machine without an accelerator, for parts; 0 for tensor forms.
     """
-    variants = {}
+    found: dict[str, Graph | ModelError] = {}
     forms = [form for form, count in PARTS.items() if count <= cores] if cores else FORMS
     for form in forms if any(map(is_tree_ensemble, graph.model.graph.node)) else ():
         try:
-            variants[form] = tensor_trees(graph, form)
+            found[form] = tensor_trees(graph, form)
         except ModelError as refusal:  # of the rewrite, or of onnxruntime for the rewritten model
             log.info("model %s: tree ensembles are not tried as %s: %s", graph.name, form, refusal)
-    return variants
+            found[form] = refusal
+    return found
+
+
+def tree_variants(graph: Graph, cores: int = 0) -> dict[str, Graph]:
+    """Return the graph in each form that its tree ensembles have; see :func:`tree_forms`."""
+    return {form: found for form, found in tree_forms(graph, cores).items() if isinstance(found, Graph)}
 
 
 class _TreeWriter:
@@ -158,10 +167,9 @@ class _TreeWriter:
     def __init__(self, rewriter: Rewriter, node: onnx.NodeProto, kind: str) -> None:
         self.rewriter, self.node, self.kind = rewriter, node, kind
         ensemble = read_ensemble(node, np.dtype(np.float64) if kind == _DOUBLE else None)
-        if ensemble.members:  # onnxruntime truncates features to integers if a set is large
-            raise RewriteError("tests membership in sets, which has no tensor form", node)
         check_scores(ensemble, node)
         self.ensemble = _by_target(normalised(ensemble))
+        self.columns = _rule_columns(self.ensemble)
         self.name = node.name or node.output[0]
 
     def write(self, form: str) -> None:
@@ -176,10 +184,9 @@ class _TreeWriter:
             return
         if not len(ensemble.features):
             leaves = self._single_leaves(x)
-        elif form == "gathers":
-            leaves = self._gathers(x)
         else:
-            leaves = self._gemm(x)
+            sources = {"value": x} | self._sets(x)
+            leaves = (self._gathers if form == "gathers" else self._gemm)(sources)
         ScoreWriter(self.rewriter, self.node, ensemble, self.name).write(leaves)
 
     def add(self, kind: str, inputs: list[Any], output: str, **attributes: Any) -> str:
@@ -214,29 +221,58 @@ class _TreeWriter:
         size = self.add("Concat", [rows, np.array([self.ensemble.trees])], "size", axis=0)
         return self.add("Expand", [self.weight("leaves", ~self.ensemble.roots[None, :]), size], "leaf")
 
-    def _gathers(self, x: str) -> str:
-        """Return the leaf of each row in each tree, [rows, trees]."""
+    def _sets(self, x: str) -> dict[str, str]:
+        """Return the columns of features in the table of sets, [rows, features]; nothing for an ensemble without sets.
+
+        A node that tests membership gets a comparison that does not hold.
+        """
+        ensemble = self.ensemble
+        if not ensemble.members:
+            return {}
+        try:
+            table = SetTable.of(ensemble, _MOST_ELEMENTS)
+        except ValueError as error:
+            raise RewriteError(str(error), self.node) from error
+        own, rules, thresholds = list(ensemble.members), ensemble.rules.copy(), ensemble.thresholds.copy()
+        others = np.delete(rules, own)
+        rules[own], thresholds[own] = others[0] if len(others) else Rule.EQ, np.nan
+        self.ensemble = replace(ensemble, rules=rules, thresholds=thresholds)
+        self.columns = _rule_columns(self.ensemble) | {"set": table.starts}
+        self.weight("members", table.members.ravel())
+        return {"column": table.columns_of(self.rewriter, x, f"{self.name}/sets", ensemble.dtype)}
+
+    def _gathers(self, sources: dict[str, str]) -> str:
+        """Return the leaf of each row in each tree, [rows, trees].
+
+        Args:
+            sources: What comparisons read, [rows, features]: values, and the columns of a table of sets.
+        """
         if self.ensemble.depth > _MOST_LEVELS:
             raise RewriteError(f"has {self.ensemble.depth} levels, too many for this form", self.node)
-        table = _Table(self.ensemble)
+        table = _Table(self.ensemble, self.columns)
         constants = {name: self.weight(name, value) for name, value in table.columns.items()}
         at = ""
         for level in range(self.ensemble.depth):
             tag = f"{level}"
             if level:
                 own = {name: self.add("Gather", [given, at], f"{name}{tag}") for name, given in constants.items()}
-                value = self.add("GatherElements", [x, own["feature"]], f"value{tag}", axis=1)
             else:  # all rows are at the roots
                 own = {name: self.weight(f"{name}0", column[table.roots]) for name, column in table.columns.items()}
-                value = self.add("Gather", [x, own["feature"]], f"value{tag}", axis=1)
-            taken = self._decide(value, own, f"{tag}")
+            read = "GatherElements" if level else "Gather"
+            own |= {n: self.add(read, [given, own["feature"]], f"{n}{tag}", axis=1) for n, given in sources.items()}
+            taken = self._decide(own, tag)
             step = self.add("Cast", [taken], f"step{tag}", to=onnx.TensorProto.INT32)
             at = self.add("Add", [own["child"], step], f"at{tag}")
         return self.add("Gather", [self.weight("leaf_of", table.leaf_of), at], "leaf")
 
-    def _decide(self, value: str, own: dict[str, str], tag: str) -> str:
-        """Return whether values lead to the true children of nodes with the columns ``own``, as a value of bools."""
-        parts = []
+    def _decide(self, own: dict[str, str], tag: str) -> str:
+        """Return whether values lead to the true children of nodes, as a value of bools.
+
+        Args:
+            own: The columns of the nodes, and what they read.
+            tag: The end of the names of new values.
+        """
+        parts, value = [], own["value"]
         for rule, operator in _OPERATORS.items():
             if f"is_{rule.name}" in own or self._only(rule):
                 met = self.add(operator, [value, own["threshold"]], f"{rule.name}{tag}")
@@ -246,6 +282,9 @@ class _TreeWriter:
         if "missing" in own:
             absent = self.add("IsNaN", [value], f"absent{tag}")
             parts.append(self.add("And", [absent, own["missing"]], f"default{tag}"))
+        if "set" in own:
+            at_member = self.add("Add", [own["set"], own["column"]], f"at_member{tag}")
+            parts.append(self.add("Gather", [f"{self.name}/members", at_member], f"member{tag}"))
         taken = parts[0]
         for at, part in enumerate(parts[1:]):
             taken = self.add("Or", [taken, part], f"taken{tag}_{at}")
@@ -254,19 +293,21 @@ class _TreeWriter:
     def _only(self, rule: Rule) -> bool:
         return bool((self.ensemble.rules == rule).all())
 
-    def _gemm(self, x: str) -> str:
-        """Return the leaf of each row in each tree, [rows, trees]."""
+    def _gemm(self, sources: dict[str, str]) -> str:
+        """Return the leaf of each row in each tree, [rows, trees]; see :meth:`_gathers`."""
         ensemble = self.ensemble
         nodes = ensemble.node_table(np.arange(len(ensemble.features)))
         leaves = ensemble.leaf_table(np.arange(ensemble.leaf_count))
         if nodes.size * leaves.shape[1] > _MOST_ELEMENTS:
             raise RewriteError("has too many leaves for this form", self.node)
         paths, literals = path_matrices(ensemble)
-        columns = {name: self.weight(name, value[nodes][..., None]) for name, value in _rule_columns(ensemble).items()}
-        columns["threshold"] = self.weight("threshold", ensemble.thresholds[nodes][..., None])
-        flipped = self.add("Transpose", [x], "flipped", perm=[1, 0])
-        values = self.add("Gather", [flipped, self.weight("feature", ensemble.features[nodes])], "values", axis=0)
-        taken = self._decide(values, columns, "")
+        of_nodes = {"threshold": ensemble.thresholds} | self.columns
+        columns = {name: self.weight(name, value[nodes][..., None]) for name, value in of_nodes.items()}
+        features = self.weight("feature", ensemble.features[nodes])
+        for name, source in sources.items():
+            flipped = self.add("Transpose", [source], f"flipped_{name}", perm=[1, 0])
+            columns[name] = self.add("Gather", [flipped, features], f"own_{name}", axis=0)
+        taken = self._decide(columns, "")
         decisions = self.add("Cast", [taken], "decisions", to=onnx.TensorProto.FLOAT)
         agreeing = self.add("MatMul", [self.weight("paths", paths), decisions], "agreeing")
         reached = self.add("Equal", [agreeing, self.weight("literals", literals)], "reached")
@@ -279,7 +320,7 @@ class _TreeWriter:
 
 
 def normalised(ensemble: TreeEnsemble) -> TreeEnsemble:
-    """Return an ensemble with the rules LEQ, LT and EQ alone, and with the same leaves.
+    """Return an ensemble with the rules LEQ, LT, EQ and MEMBER alone, and with the same leaves.
 
     An opposite rule is replaced, and its children change places; so does the child of missing values. NEQ leads them to
     the true child in any case. A comparison with a threshold that is NaN does not hold, whatever the rule, except NEQ.
@@ -318,7 +359,7 @@ def _rule_columns(ensemble: TreeEnsemble) -> dict[str, Array]:
 class _Table:
     """The nodes of all trees, level by level: the false child of a node, and after it the true one."""
 
-    def __init__(self, ensemble: TreeEnsemble) -> None:
+    def __init__(self, ensemble: TreeEnsemble, columns: dict[str, Array]) -> None:
         inner = len(ensemble.features)
         total = inner + ensemble.leaf_count
         order = [np.where(ensemble.roots < 0, inner + ~ensemble.roots, ensemble.roots)]
@@ -345,8 +386,8 @@ class _Table:
             "threshold": column(ensemble.thresholds, missing=np.nan),
             "child": child,
         }
-        for name, values in _rule_columns(ensemble).items():
-            self.columns[name] = column(values, missing=False)
+        for name, values in columns.items():
+            self.columns[name] = column(values, missing=0)
         self.roots = place[order[0]]
         self.leaf_of = np.where(is_inner, 0, nodes - inner)
 

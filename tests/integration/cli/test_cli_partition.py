@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shlex
 from dataclasses import replace
@@ -13,8 +14,10 @@ import pytest
 
 import chrion
 from chrion import Plan
+from chrion.graph.trees import FORMS
 from command_line import PAPER, Chrion, assert_refused
 from helpers import FLOAT, MACHINE, free_branches, make_model, node, value
+from random_trees import random_ensemble, tree_model
 
 KEYS = {
     "model",
@@ -282,3 +285,37 @@ def test_a_price_without_effect_names_the_fixed_memory(cli: Chrion, lstm: Path) 
     words = ("partition", str(lstm), "--profile", "gtx1080ti-paper", "--alpha", "0.001", "--memory", "resident")
     out = " ".join(cli(*words)[1].split())
     assert re.search(r"alpha changes nothing: .* on; 345.0 MB of it is taken by any use of the accelerator", out)
+
+
+def test_the_choice_for_trees_is_shown(cli: Chrion, tmp_path: Path) -> None:
+    """One line names the form that the plan has, and what the others are predicted to take, or why they are missing."""
+    made = random_ensemble(random.Random(2), "TreeEnsembleRegressor", trees=100, depth=6, targets=1)
+    summed = replace(made, aggregate="SUM", transform="NONE")
+    onnx.save(tree_model(summed, "TreeEnsembleRegressor"), tmp_path / "t.onnx")
+    onnx.save(tree_model(replace(summed, transform="PROBIT"), "TreeEnsembleRegressor"), tmp_path / "probit.onnx")
+    machine = ("--hardware", "l4+epyc-16", "--cores", "2", "-o", "p.json", "--force")
+    for rows, chosen in (("1", ("kernel",)), ("20000", FORMS)):
+        code, out, _ = cli("partition", "t.onnx", "--shape", f"rows={rows}", *machine, "--json")
+        found = json.loads(out)
+        trees = found["trees"]
+        assert (code, trees["chosen"] in chosen, trees["refused"]) == (0, True, {})
+        assert {*trees["predicted_ms"]} == {"kernel", *FORMS}
+        assert trees["predicted_ms"][trees["chosen"]] == found["latency_ms"] == min(trees["predicted_ms"].values())
+        [line] = [line for line in tables(cli, "t.onnx", rows, machine) if line.startswith("trees: ")]
+        assert ("kernel, predicted" in line) is (chosen == ("kernel",))
+    [line] = [line for line in tables(cli, "probit.onnx", "1", machine) if line.startswith("trees: ")]
+    assert re.fullmatch(
+        r"trees: onnxruntime's kernel, predicted \S+ \S+; no gathers, gemm: TreeEnsembleRegressor 'trees' has the "
+        r"transform PROBIT, which no other operator has",
+        line,
+    )
+    cpu = ("--hardware", "epyc-16", "--cores", "2", "-o", "p.json", "--force")
+    [line] = [line for line in tables(cli, "t.onnx", "40", cpu) if line.startswith("trees: ")]
+    assert re.fullmatch(r"trees: onnxruntime's kernel, predicted \S+ \S+; 2 parts \S+ \S+ \(estimated\)", line)
+
+
+def tables(cli: Chrion, model: str, rows: str, options: tuple[str, ...]) -> list[str]:
+    """Return the lines that the command prints for a number of rows."""
+    code, out, err = cli("partition", model, "--shape", f"rows={rows}", *options)
+    assert code == 0, err
+    return out.splitlines()
