@@ -112,7 +112,7 @@ def _show(report: FinetuningReport, written: outputs.Output) -> None:
         *filter(None, [report.shift_line, report.calibration_line, report.better_line, report.cost_line]),
         *(["interrupted"] if report.interrupted else []),
         f"fitted {_parts(report)} on {fit + choose} rows in {format_ms(report.seconds * 1e3)}",
-        f"{written.message}: {report.reason}" if report.adopted else f"kept the original: {report.reason}",
+        f"{written.message}, the tuned model: {report.reason}" if report.adopted else f"kept the original: {report.reason}",
     )
 
 

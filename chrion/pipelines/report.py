@@ -78,7 +78,8 @@ class FinetuningReport:
         measures = {own.name: own.measures for own in self.compared if own.measures}
         tuned = measures.get("tuned")
         better = [name for name, own in measures.items() if tuned and own.beats(tuned)]
-        return f"better than the tuned model in both measures on these rows: {', '.join(better)}" if better else ""
+        line = "better than the tuned model in both measures on these rows, but not proven or not a candidate"
+        return f"{line}: {', '.join(better)}" if better else ""
 
     @property
     def calibration_line(self) -> str:

@@ -20,7 +20,8 @@ def test_what_is_better_than_the_tuned_model_is_named() -> None:
     report = report_of(
         {"original": (0.6, 0.5, 0.1), "tuned": (0.8, 0.4, 0.1), "new": (0.9, 0.3, 0.1), "a": (0.9, 0.5, 0.1)}
     )
-    assert report.better_line == "better than the tuned model in both measures on these rows: new"
+    line = "better than the tuned model in both measures on these rows, but not proven or not a candidate: new"
+    assert report.better_line == line
     assert report_of({"original": (0.6, 0.5, None), "tuned": (0.8, 0.4, None)}).better_line == ""
     assert report_of({}).better_line == ""
 
