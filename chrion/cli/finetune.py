@@ -104,6 +104,7 @@ def _show(report: FinetuningReport, written: outputs.Output) -> None:
     table = FigureTable(f"{held} held-out rows", [key("model"), gain, loss, "calibration error", text("")])
     for own in report.compared:
         table.add_row(own.name, *_figures(own), own.note)
+    written_line = f"{written.message}, the tuned model: {report.reason}"
     starred = any("*" in cell for own in report.compared for cell in _figures(own))
     show(
         table,
@@ -112,7 +113,7 @@ def _show(report: FinetuningReport, written: outputs.Output) -> None:
         *filter(None, [report.shift_line, report.calibration_line, report.better_line, report.cost_line]),
         *(["interrupted"] if report.interrupted else []),
         f"fitted {_parts(report)} on {fit + choose} rows in {format_ms(report.seconds * 1e3)}",
-        f"{written.message}, the tuned model: {report.reason}" if report.adopted else f"kept the original: {report.reason}",
+        written_line if report.adopted else f"kept the original: {report.reason}",
     )
 
 

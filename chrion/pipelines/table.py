@@ -57,6 +57,8 @@ class Table:
             path = Path(source)
             if path.suffix not in {".parquet", ".pq", ".csv"}:
                 raise ValueError(f"unknown format {path.suffix!r}, expected .parquet or .csv")
+            if not path.exists():
+                raise ValueError("no such file or folder")
             self._data = self._arrow.dataset.dataset(path, format="parquet" if path.suffix != ".csv" else "csv")
             if path.suffix == ".csv":
                 self._data = self._arrow.dataset.dataset(path, format=self._csv(self._data.schema.names))
