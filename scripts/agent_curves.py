@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def plot_agents(title: str, curves: Mapping[str, Sequence[float]], trial: str, m
     """
     figure = new_figure(6, 4)
     axes = figure.subplots()
-    for colour, line, (name, values) in zip(COLOURS, _LINES, curves.items(), strict=False):
+    for colour, line, (name, values) in zip(COLOURS, cycle(_LINES), curves.items(), strict=False):
         known = [(at, value) for at, value in enumerate(values, 1) if value == value]  # noqa: PLR0124 - not NaN
         parts = [part for part in np.array_split(np.array(known), min(_WINDOWS, len(known)) or 1) if len(part)]
         where = [float(part[:, 0].mean()) for part in parts]

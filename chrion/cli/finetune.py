@@ -104,7 +104,7 @@ def _show(report: FinetuningReport, written: outputs.Output) -> None:
     table = FigureTable(f"{held} held-out rows", [key("model"), gain, loss, "calibration error", text("")])
     for own in report.compared:
         table.add_row(own.name, *_figures(own), own.note)
-    written_line = f"{written.message}, the tuned model: {report.reason}"
+    written_line = f"{written.message}, the model of the row 'tuned': {report.reason}"
     starred = any("*" in cell for own in report.compared for cell in _figures(own))
     show(
         table,

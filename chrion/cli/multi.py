@@ -25,10 +25,11 @@ from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.report.lane_chart import chrome_trace
 from chrion.report.load_tables import block_chart, load_line, load_table
 from chrion.report.tables import estimated_lines
+from chrion.runtime.block_chain import why_whole
 from chrion.serving.multi.estimated_models import EstimatedModels
+from chrion.serving.multi.lane_models import LaneModels
 from chrion.serving.multi.load import LoadResult, find_factor, measure, measure_times, predict, summarise
 from chrion.serving.multi.policies import POLICIES
-from chrion.serving.multi.served_models import ServedModels
 from chrion.serving.multi.session import MultiSession
 from chrion.serving.multi.simulation import LOADS, Arrival, build_arrivals
 from chrion.serving.multi.virtual_lanes import BlockTimes
@@ -153,9 +154,7 @@ class _Load:
     name: str
     find: bool
 
-    def predict(
-        self, session: ServedModels, times: BlockTimes
-    ) -> tuple[dict[str, float], Sequence[Arrival], LoadResult]:
+    def predict(self, session: LaneModels, times: BlockTimes) -> tuple[dict[str, float], Sequence[Arrival], LoadResult]:
         """Return the rates, with ``--find`` the highest ones, their tasks, and the figures as predicted.
 
         Raises:
@@ -191,11 +190,12 @@ def _estimate(
     known = {name: (graph.dag, profiles[name].costs(graph.dag)) for name, graph in graphs.items()}
     operators = sum(len(graph.dag) for graph in graphs.values())
     machine = next(iter(profiles.values())).machine
-    return EstimatedModels(known, **options), estimated_lines(operators, operators, machine)
+    whole = {name: reason for name, graph in graphs.items() if (reason := why_whole(graph))}
+    return EstimatedModels(known, whole, **options), estimated_lines(operators, operators, machine)
 
 
 def _show(
-    session: ServedModels,
+    session: LaneModels,
     per_s: Mapping[str, float],
     results: Mapping[str, LoadResult],
     messages: Sequence[str],

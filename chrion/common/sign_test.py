@@ -1,4 +1,4 @@
-"""Wald's sequential sign test between two engines whose latencies are measured in pairs, one right after the other.
+"""Wald's sequential sign test between two engines whose latencies are measured in pairs, shortly after each other.
 
 What affects both latencies of a pair does not count, such as another process that uses the cores meanwhile. A pair is
 won by the candidate if it takes at most the given share of the baseline's latency, else by the baseline. The engine

@@ -99,7 +99,12 @@ def compare(pairs: Sequence[Pair], seed: int) -> Differences:
     rng, rows = np.random.default_rng(seed), sum(len(pair.y) for pair in pairs)
     found = sum(len(pair.y) / rows * _differences(pair, rng) for pair in pairs)
     gain, loss, *calibration = map(_interval, np.asarray(found))
-    return Differences(gain, loss, calibration[0] if calibration else None)
+    return Differences(gain, loss, _reflected(calibration[0]) if calibration else None)
+
+
+def _reflected(own: Interval) -> Interval:
+    """Return the basic bootstrap interval: sums of absolute values are larger in samples than in all rows."""
+    return Interval(own.value, 2 * own.value - own.high, 2 * own.value - own.low)
 
 
 def _differences(pair: Pair, rng: np.random.Generator) -> Array:

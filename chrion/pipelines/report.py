@@ -74,10 +74,10 @@ class FinetuningReport:
 
     @property
     def better_line(self) -> str:
-        """A sentence on what is better than the tuned model on the last rows; empty if nothing is."""
+        """A sentence on what else is better than the tuned model on the last rows; empty if nothing is."""
         measures = {own.name: own.measures for own in self.compared if own.measures}
         tuned = measures.get("tuned")
-        better = [name for name, own in measures.items() if tuned and own.beats(tuned)]
+        better = [name for name, own in measures.items() if name != "original" and tuned and own.beats(tuned)]
         line = "better than the tuned model in both measures on these rows, but not proven or not a candidate"
         return f"{line}: {', '.join(better)}" if better else ""
 

@@ -232,7 +232,7 @@ def open_chain(
             return _whole(opened, str(error))
         except Exception:  # noqa: BLE001 - the first error names the cause
             raise error from None
-    if reason := _why_whole(graph):
+    if reason := why_whole(graph):
         return _whole(opened, reason)
     try:
         feed = {info.name: synthetic_array(info) for info in graph.inputs}
@@ -242,7 +242,7 @@ def open_chain(
     return _cut(graph, feed, *cut_chain(graph.dag, times_ms, limit_ms, modules=modules))
 
 
-def _why_whole(graph: Graph) -> str:
+def why_whole(graph: Graph) -> str:
     """Return why a graph cannot be cut; empty if it may be."""
     if graph.free_dimensions:
         return f"free dimensions in {', '.join(graph.free_dimensions)}"

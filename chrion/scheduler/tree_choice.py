@@ -25,7 +25,7 @@ class TreeChoice:
     chosen: str
     #: The predicted latency of the whole model: of the plan for the chosen form, of HEFT for others.
     predicted_ms: Mapping[str, float]
-    #: Forms with operators that the profile does not have, so that the planner does not choose them.
+    #: Forms with operators of which only estimates are known, chosen only if that holds for the model, too.
     unmeasured: tuple[str, ...]
     #: Why ensembles do not have the other forms.
     refused: Mapping[str, str]

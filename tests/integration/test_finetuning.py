@@ -240,7 +240,7 @@ def test_the_command_writes_a_model_that_is_better(cli: Chrion) -> None:
     words = ["finetune", "pipeline.onnx", "--data", "new.parquet", "-o", "better.onnx"]
     code, out, _ = cli(*words)
     assert code == 0
-    assert "written: better.onnx, the tuned model: better in AUC and log loss" in out
+    assert "written: better.onnx, the model of the row 'tuned': better in AUC and log loss" in out
     assert "tuned vs. original, mean of all times: AUC +" in out
     assert "\n*: differs from the original beyond chance; --json has the intervals of 95 %\n" in out
     stars = [

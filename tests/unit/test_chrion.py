@@ -52,7 +52,7 @@ def test_an_unfolded_stack_becomes_tiles_of_layers_and_steps() -> None:
 
 
 def test_no_search_where_heft_is_near_the_lower_bound() -> None:
-    """Of many independent operators, the solutions are those of published policies, and none of these is faster."""
+    """Of many independent operators, the solutions are list schedules, and no published policy is faster."""
     dag = Dag.from_edges(240, [])
     costs = uniform_costs(dag, accelerator_ms=0.5, cpu_ms=[1.0, 1.0])
     variants = {None: (dag, costs)}
@@ -63,7 +63,8 @@ def test_no_search_where_heft_is_near_the_lower_bound() -> None:
     assert fastest_ms <= 1.03 * machine_bound_ms(dag, costs)
     for name in CHEAP:
         assert fastest_ms <= latency_ms(solve_policy(name, dag, costs)) + 1e-9, name
-    assert {s.origin for s in found[None]} & {"heft", "peft", "greedy"}
+    assert found[None][0].origin.startswith("heft")
+    assert not any(s.origin.startswith("greedy") for s in found[None])
     bound_ms = machine_bound_ms(dag, costs)
     for fastest_only in (True, False):  # no plan meets this SLO, so that the fastest one is selected
         assert published_solutions(variants, 0.9 * bound_ms, fastest_only=fastest_only) == found

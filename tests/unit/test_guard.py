@@ -290,6 +290,30 @@ def test_a_plan_has_to_win_pairs_against_each_plain_session(clock: FakeClock) ->
     assert (compared.winner, compared.interference) == ("own", True)
 
 
+def test_an_eliminated_plain_session_does_not_count_against_pairs(clock: FakeClock) -> None:
+    """It was timed in the one calm round alone; the plan wins every pair against the session that remains."""
+    own, _ = by_round("own", [5.0], 10.0, clock, plain=True)
+    other, other_rounds = by_round("one thread", [], 9.0, clock, plain=True)
+    plan, _ = by_round("plan", [4.5], 9.0, clock)
+    compared = compare([own, other, plan], None, FakeInterferenceMonitor(interference_at=range(1, 99)), clock)
+    assert (compared.winner, compared.interference, len(other_rounds)) == ("plan", False, 1)
+
+
+def test_a_plan_that_pairs_have_proven_precedes_one_that_leads_by_far(clock: FakeClock) -> None:
+    """The other one is faster in half of the rounds, and as slow as the plain session in the others."""
+    proven = steady("proven", 4.7, clock, plain=False)
+    other, _ = by_round("other", [3.9, 4.9] * 50, 0.0, clock)
+    compared = compare([steady("plain", 5.0, clock), proven, other], None, BusyCores(), clock)
+    assert (compared.winner, compared.interference) == ("proven", False)
+
+
+def test_with_an_slo_no_rounds_follow_for_pairs(clock: FakeClock) -> None:
+    """They could not make the result certain."""
+    plan, rounds = by_round("plan", UNDECIDED, 0.0, clock)
+    assert compare([steady("plain", 5.0, clock), plan], 60.0, BusyCores(), clock).interference
+    assert len(rounds) == 12
+
+
 def test_rounds_for_pairs_follow_for_some_seconds_only(clock: FakeClock) -> None:
     """Trials of a second and a half are repeated as often as a decision needs, and no more after five seconds."""
     plan, rounds = by_round("plan", [100 * ms for ms in UNDECIDED], 0.0, clock)

@@ -138,7 +138,11 @@ class Driver:
         for device, budget in memory.budgets.items():
             assert memory.free[device] == budget - memory.used(device)
             assert 0 <= memory.free[device] <= budget
+        assert memory.free_bytes == memory.free[memory.primary]
+        assert memory.host.waiting_loads == len(memory.cold)
+        assert memory.pending == sum(map(memory.waiting, memory.entries))
         leased = [core for run in self.manager.running.values() for core in run.cores]
+        assert memory.host.free_cores == memory.host.cores - len(leased)
         assert len(leased) == len(set(leased)), "a core is leased twice"
         for run in self.manager.running.values():
             assert memory.entries[run.model].resident.in_use >= len(run.requests)
@@ -669,3 +673,35 @@ def test_an_idle_model_leaves_after_the_keep_alive_time() -> None:
     found = drive(manager, requests((0, first), (0, pinned), (40, first)))
     assert [(at, model) for at, event, model in found.journal if event == "expire"] == [(91.0, first)]
     assert found.in_memory == {pinned: 0}
+
+
+def test_a_pinned_model_stays_while_another_one_is_to_replace_it() -> None:
+    """Until then both may give way to requests, but the time since its last request does not count."""
+    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec(keep_alive_s=0.05))
+    number = manager.add(0.0, ladder(5, pinned=True))
+    manager.submit(0.0, Request(0, number, 0.0))
+    (run,) = manager.loaded(1.0, number)
+    assert isinstance(run, Run)
+    manager.finish(2.0, run.id)
+    manager.pin(number, pinned=False)
+    assert manager.advance(1000.0) == []
+    assert manager.place(number) is Place.RESIDENT
+
+
+def test_a_load_that_no_request_waits_for_is_given_up_if_it_cannot_fit_any_more() -> None:
+    """A pinned model takes the memory; otherwise the load would keep all later ones waiting."""
+
+    def model(size: int, **more: Any) -> ManagedModel:
+        return ManagedModel((ManagedVariant("cpu", {HOST: size}, 5.0, 10.0),), **more)
+
+    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec(prefetch=False))
+    used, large = manager.add(0.0, model(5)), manager.add(0.0, model(8))
+    manager.submit(0.0, Request(0, used, 0.0))
+    manager.loaded(10.0, used)
+    assert manager.request(11.0, large) == []
+    pinned = manager.add(12.0, model(5, pinned=True, priority=1))
+    (load,) = manager.request(12.0, pinned)
+    assert isinstance(load, Load)
+    manager.loaded(22.0, pinned)
+    manager.advance(23.0)
+    assert not manager.cold

@@ -178,7 +178,7 @@ def test_versions_of_the_settings_that_are_missing_are_named(tmp_path: Path) -> 
     """A version that only the settings name is not served, with the reason; the others are."""
     put(tmp_path, "m", branches(), 2, toml="versions = [2, 7]\n")
     assert served(tmp_path, "m", "2")
-    assert reason(tmp_path, "m", "7") == "model.toml: versions: no such folder"
+    assert reason(tmp_path, "m", "") == "model.toml: versions: no folder 7"
 
 
 @pytest.mark.parametrize(("chosen", "versions"), [("'all'", {"2", "10"}), ("'latest'", {"10"}), ("[2]", {"2"})])

@@ -126,11 +126,16 @@ class _Record:
 
 
 class _Judge:
-    """Comparison of candidates by their measurements so far."""
+    """Comparison of candidates by their measurements so far.
 
-    def __init__(self) -> None:
+    Args:
+        pairs: Whether more rounds follow for their pairs; otherwise a limit of latency decides.
+    """
+
+    def __init__(self, *, pairs: bool) -> None:
         #: Rounds without interference.
         self.calm: set[int] = set()
+        self._pairs = pairs
 
     @property
     def certain(self) -> bool:
@@ -172,6 +177,9 @@ class _Judge:
         plain, plans = _split(records)
         better = [r for r in plain[1:] if self.certain and self.beats(r, plain[0], SHARE)]
         better += [r for r in plans if all(self.beats(r, other, r.candidate.share) for other in plain)]
+        if not self.certain:  # a plan that only leads by far is not preferred to one that pairs have proven
+            proven = [r for r in better if all(self.pairs_decide(r, other, r.candidate.share) for other in plain)]
+            better = proven or better
         return min(better or plain[:1] or plans, key=self.latency_ms)
 
     def eliminate(self, records: Sequence[_Record]) -> list[_Record]:
@@ -208,7 +216,7 @@ class _Judge:
         if rounds < _MAX_ROUNDS and (rounds < _MIN_ROUNDS or took_s <= _BUDGET_S):
             return False
         spent = rounds >= MOST_PAIRS or (rounds >= LEAD and took_s > _PAIRS_S)
-        return self.certain or spent or self.is_settled(records)
+        return self.certain or not self._pairs or spent or self.is_settled(records)
 
     def _counting(self, record: _Record) -> dict[int, float]:
         """Return the latency in each round that counts, by the number of the round."""
@@ -238,7 +246,7 @@ def compare(
     Returns:
         The result. A single candidate is selected without being timed, unless there is an SLO.
     """
-    records, judge = [_Record(c) for c in candidates], _Judge()
+    records, judge = [_Record(c) for c in candidates], _Judge(pairs=slo_ms is None)
     least = 0 if slo_ms is None else 1
     try:
         rounds, remaining = _run_rounds(records, judge, monitor, clock, memory_mb, least)
@@ -248,7 +256,7 @@ def compare(
     latency_ms = {record: judge.latency_ms(record) for record in records}
     fitting = [r for r in records if slo_ms is not None and latency_ms[r] <= slo_ms]
     least_mb = min((r.candidate.memory_mb for r in fitting), default=0.0)
-    winner = judge.best([r for r in fitting if r.candidate.memory_mb == least_mb] or _without_failed(records))
+    winner = judge.best([r for r in fitting if r.candidate.memory_mb == least_mb] or remaining or records)
     results = tuple(
         TimedCandidate(r.candidate.name, r.candidate.plain, latency_ms[r], len(r.trials), r.failure) for r in records
     )
@@ -289,7 +297,7 @@ def _run_rounds(  # noqa: PLR0913, PLR0917 - what a comparison observes
         if monitor is None:
             monitor = UsageMonitor(physical_cores())
         grown_mb = sum(record.grown_mb for record in remaining)
-        for record in remaining:
+        for record in remaining if done % 2 == 0 else remaining[::-1]:  # load that rises or falls favours none
             keep = done > 0 and 0.0 < record.candidate.room_mb >= grown_mb
             try:
                 record.trials[done] = _run_trial(record, clock, memory_mb, keep=keep)
@@ -306,11 +314,6 @@ def _lower_quartile(values: Sequence[float]) -> float:
     if len(values) < 2:
         return min(values, default=math.inf)
     return statistics.quantiles(values, n=4, method="inclusive")[0]
-
-
-def _without_failed(records: Sequence[_Record]) -> Sequence[_Record]:
-    """Return the candidates that did not fail; all of them if all failed."""
-    return [record for record in records if not record.failure] or records
 
 
 def _split(records: Sequence[_Record]) -> tuple[list[_Record], list[_Record]]:

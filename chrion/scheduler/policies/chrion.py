@@ -8,7 +8,7 @@ of the graph (recurrent operators in chunks of several lengths; tree ensembles a
 3. Improve the new ones among them.
 4. Give lanes several cores, everywhere or for some operators (see :mod:`chrion.scheduler.search.wide_lanes`).
 
-So the policy is never predicted slower than a policy it starts from, nor than itself with fewer resources. All known
+So a search is never predicted slower than a policy it starts from, nor than itself with fewer resources. All known
 solutions form one set; the price of memory, the SLO and the budget only select from it.
 
 If latency alone decides (there is no price and no budget, or the SLO is below a lower bound), and HEFT is within 3 % of
@@ -283,7 +283,7 @@ def promising(variants: Mapping[Variant, tuple[Dag, Costs]]) -> dict[Variant, tu
 
 
 def search_variants(task: PlanningTask) -> list[VariantSolution]:
-    """Return all solutions of the default policy, with the paper's own selection at each of the task's prices."""
+    """Return all solutions of the default policy; after a search also the paper's selection at each of the prices."""
     graph, graphs = task.graph, variants_of(task)
     costs = {name: task.costs_of(variant.dag) for name, variant in graphs.items()}
     variants = {name: (variant.dag, costs[name]) for name, variant in graphs.items()}
@@ -313,7 +313,7 @@ def search_variants(task: PlanningTask) -> list[VariantSolution]:
 def published_solutions(
     variants: Mapping[Variant, tuple[Dag, Costs]], slo_ms: float | None = None, *, fastest_only: bool = True
 ) -> Mapping[Variant, Sequence[Solution]] | None:
-    """Return the solutions of published policies if HEFT is so fast that a search can gain little.
+    """Return the list schedules of one sub-machine if HEFT is so fast there that a search can gain little.
 
     Args:
         variants: As for :class:`PortfolioSearch`.

@@ -1,6 +1,6 @@
 """The memory of one device: which models are in it, which wait for a load, and what gives way to a load.
 
-These rules are those of the model server and of the simulator; :mod:`chrion.serving.manager.device` has the others.
+The model server and the simulator share these rules; :mod:`chrion.serving.manager.device_server` has the others.
 
 - Memory is reserved when a load starts. The first of the waiting loads starts as soon as there is, or can be made,
   enough memory for it; those behind it wait as well. One load is in progress at a time, while requests run.
@@ -10,6 +10,7 @@ These rules are those of the model server and of the simulator; :mod:`chrion.ser
 - A model changes its variant by a load: it leaves, and keeps the memory of the other variant. The loads that requests
   wait for go before those of models that have shrunk.
 - The use of a model ends with its last request. Its idle time starts then, and a load that waits for memory may start.
+- With a keep-alive time, a model that has been idle for so long leaves, unless it is pinned.
 - Every :data:`TICK_MS`, if no load is in progress or waits, the most popular model for which memory is free is replaced
   by a larger variant while it is idle, or loaded in advance; a server's pinned models are the most popular ones.
 """
@@ -304,8 +305,12 @@ class DeviceMemory(ABC):
 
     def _leaves_ms(self, resident: ResidentModel) -> float:
         """Return the end of a model's keep-alive time; infinity if it is used, or stays in any case."""
-        stays = resident.in_use or resident.pinned or not resident.bytes
+        stays = resident.in_use or self.rules.pinned[resident.key] or not self._takes_memory(resident)
         return inf if stays else resident.idle_since_ms + self.rules.keep_alive_ms
+
+    def _takes_memory(self, resident: ResidentModel) -> bool:
+        """Return whether a model in memory takes any of it."""
+        return resident.bytes > 0
 
     def _expire(self, now: float, resident: ResidentModel) -> None:
         if resident.key in self.residents and self._leaves_ms(resident) <= now:

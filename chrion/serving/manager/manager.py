@@ -1,7 +1,7 @@
 """The manager of a model server: events in, actions out, without threads, sockets or a clock.
 
-It decides as :mod:`chrion.serving.manager.device` says, like the simulator, and collects what is to be carried out as
-actions. Beyond it:
+It decides as :mod:`chrion.serving.manager.device_server` says, like the simulator, and collects what is to be carried
+out as actions. Beyond it:
 
 - Requests of models with a higher priority start first. One that needs neither a core nor a slot starts at once.
 - Requests leave when their clients do, or when they have not started by their deadline.
@@ -126,11 +126,11 @@ class ModelManager(Residency):
 
     def advance(self, now: float) -> list[Action]:
         """Refuse requests whose deadline has passed, start batches that need not wait longer, and evict by time."""
+        for number in [n for n in self.cold if self.place(n) is Place.ABSENT and not self.fits(n)]:
+            self._drop(now, self.waiters.pop(number, []), Reason.TOO_LARGE)  # another one was pinned since
+            self.stop_waiting(number)
         for number, requests in list(self.waiters.items()):
-            if self.place(number) is Place.ABSENT and not self.fits(number):  # one was pinned since
-                self._drop(now, self.waiters.pop(number), Reason.TOO_LARGE)
-                self.stop_waiting(number)
-            elif late := [r for r in requests if r.deadline_ms <= now]:
+            if late := [r for r in requests if r.deadline_ms <= now]:
                 self._drop(now, late, Reason.EXPIRED)
                 self.waiters[number] = [r for r in requests if r.deadline_ms > now]
         for line in list(self.ready.lines.values()):

@@ -40,7 +40,7 @@ class ResidentModel:
     pinned: bool = False
     #: Number of its requests that run or are ready to run; the model can be evicted only if it is zero.
     in_use: int = 0
-    #: Number of those that run; only the simulator counts them.
+    #: Number of those that run.
     running: int = 0
     #: Number of its requests that this server has started in the run, including those before an eviction.
     uses: int = 0

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from chrion.common.records import NonNegative, PositiveCount, Record
 from chrion.serving.manager.policies import (
@@ -51,6 +51,18 @@ class PolicySpec(Record, frozen=True):
     #: Whether popular models are loaded in advance while memory is free; not with ``keep_alive_s``.
     prefetch: bool = True
 
+    def rules(self, **figures: Any) -> ServerPolicies:
+        """Return what the names stand for, with the figures of models."""
+        return ServerPolicies(
+            EVICTION[self.eviction],
+            LOAD_ORDER[self.load_order],
+            deadlines=self.admission == "deadline",
+            max_waiting=self.max_waiting,
+            keep_alive_ms=self.keep_alive_s * 1000 or math.inf,
+            prefetch=self.prefetch and not self.keep_alive_s,
+            **figures,
+        )
+
 
 #: The policies of servers, real and simulated ones, unless others are given.
 DEFAULT_POLICIES = PolicySpec()
@@ -79,16 +91,16 @@ class ServerPolicies:
     pinned: Figures[bool]
     #: The number of a model's next request; for Belady's policy only.
     next_use: Callable[[int], float] | None = None
-    #: Requests that may wait on a GPU at the same time: by model, empty without a limit, and of all models.
+    #: Requests that may wait on a device at the same time: by model, empty without a limit, and of all models.
     max_queue: Figures[int] = ()
     max_waiting: float = math.inf
     #: Limits of batches by model; empty if each request starts alone.
     batching: Figures[BatchLimits] = ()
-    #: Latency of each further request of a batch over that of the first, by model and level.
+    #: Latency of each further request of a batch over that of the first, by model and level; only in the simulator.
     batch_cost: Sequence[Sequence[float]] = ()
     #: Time for which an idle model stays in memory; infinite if only others displace it.
     keep_alive_ms: float = math.inf
-    #: Whether there are groups of servers that fail together.
+    #: Whether there are groups of servers that fail together; only in the simulator.
     fail_together: bool = False
     #: Whether popular models are loaded in advance.
     prefetch: bool = False

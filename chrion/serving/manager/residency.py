@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
-from math import inf
 from typing import Any
 
-from chrion.serving.manager.device import Device, HostResources
-from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ResidentModel, choose_victims
-from chrion.serving.manager.policy_settings import PolicySpec, ServerPolicies
+from chrion.serving.manager.device_server import DeviceServer, HostResources
+from chrion.serving.manager.policies import ResidentModel, choose_victims
+from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.manager.queue_estimate import Service
 from chrion.serving.manager.ready_queue import BatchLimits
 from chrion.serving.manager.records import ACCELERATOR, Action, Load, ManagedModel, Reason, Request, Unload
@@ -71,8 +70,8 @@ class Entry:
         return self.resident.level
 
 
-class Residency(Device[Request]):
-    """The memory of all devices of a server.
+class Residency(DeviceServer[Request]):
+    """A device whose models come and go, with the memory of all devices of its server.
 
     Args:
         budgets: Bytes for models by device; devices that are not named have no limit.
@@ -101,15 +100,7 @@ class Residency(Device[Request]):
         self._sizes: list[dict[int, int]] = []
         self._services: list[dict[int, Service]] = []
         self._figures: dict[str, Any] = {key: {} for key in ("slo_ms", "weights", "pinned", "max_queue", "batching")}
-        rules = ServerPolicies(
-            EVICTION[policies.eviction],
-            LOAD_ORDER[policies.load_order],
-            deadlines=policies.admission == "deadline",
-            max_waiting=policies.max_waiting,
-            keep_alive_ms=policies.keep_alive_s * 1000 or inf,
-            prefetch=policies.prefetch,
-            **self._figures,
-        )
+        rules = policies.rules(**self._figures)
         super().__init__(
             HostResources[Any](cores),
             rules,
@@ -388,6 +379,10 @@ class Residency(Device[Request]):
 
     def _fits(self, entry: Entry, variant: int, free: Mapping[str, int]) -> bool:
         return all(self._bytes(entry, variant, device) <= size for device, size in free.items())
+
+    def _takes_memory(self, resident: ResidentModel) -> bool:
+        entry = self.entries[resident.key]
+        return any(self._bytes(entry, resident.level, device) for device in self.free)
 
     def _bytes(self, entry: Entry, variant: int, device: str) -> int:
         return entry.model.variants[variant].bytes.get(device, 0)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from chrion.errors import OptionError
-from chrion.machine.cores import MAX_NICENESS, has_thread_niceness
+from chrion.machine.cores import MAX_NICENESS
 from chrion.serving.multi.dispatcher import ModelRules
 
 #: The steps of niceness between two classes, which give the first one three times as much of a core that both want; the
@@ -51,7 +51,7 @@ def lay_out_lanes(
         background: Whether the models on the CPU run side by side in priority classes.
 
     Raises:
-        OptionError: All models of the background mode are of one class, or the system has no niceness of threads.
+        OptionError: All models of the background mode are of one class.
     """
     on_cpu = {name: own for name, own in rules.items() if name not in accelerators}
     own_lanes, niceness = _classes(on_cpu, cores) if background else ({}, {})
@@ -65,8 +65,6 @@ def lay_out_lanes(
 
 def _classes(rules: Mapping[str, ModelRules], cores: int) -> tuple[dict[str, range], dict[int, int]]:
     """Return the lanes of models, and the niceness of lanes, by priority classes."""
-    if not has_thread_niceness():
-        raise OptionError("background: threads of this system have no niceness of their own", hint="leave it out")
     keys: dict[str, float] = {name: own.priority for name, own in rules.items()}
     if len({*keys.values()}) == 1:
         keys = {n: math.inf if own.deadline_ms is None else own.deadline_ms for n, own in rules.items()}

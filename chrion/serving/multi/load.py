@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from chrion.serving.multi.dispatcher import BlockSpan
-from chrion.serving.multi.served_models import ServedModels
+from chrion.serving.multi.lane_models import LaneModels
 from chrion.serving.multi.session import MultiSession
 from chrion.serving.multi.simulation import MAX_ARRIVALS, Arrival, Served, build_arrivals, simulate
 from chrion.serving.multi.virtual_lanes import BlockTimes
@@ -155,14 +155,14 @@ def summarise(
     return LoadResult(models, busy_ms / (lanes * last_ms) if last_ms else 0.0, sustained)
 
 
-def predict(session: ServedModels, arrivals: Sequence[Arrival], times: BlockTimes) -> LoadResult:
+def predict(session: LaneModels, arrivals: Sequence[Arrival], times: BlockTimes) -> LoadResult:
     """Return the figures of a load as predicted."""
     served, spans = simulate(session.new_dispatcher(), arrivals, session.virtual_lanes(times))
     return summarise(served, spans, arrivals, session.lanes)
 
 
 def find_factor(
-    session: ServedModels, rates: Mapping[str, float], seconds: float, times: BlockTimes, load: str = "periodic"
+    session: LaneModels, rates: Mapping[str, float], seconds: float, times: BlockTimes, load: str = "periodic"
 ) -> float:
     """Return the greatest factor by which all rates can be multiplied and are sustained, as predicted.
 

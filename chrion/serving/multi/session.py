@@ -13,16 +13,16 @@ from chrion.common.units import parse_duration_ms
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
 from chrion.graph.model import TensorInfo
-from chrion.machine.cores import check_cores, physical_cores
+from chrion.machine.cores import check_cores, has_thread_niceness, physical_cores
 from chrion.runtime.block_chain import open_chain
 from chrion.serving.multi.block_lanes import BlockLanes, TaskFuture
 from chrion.serving.multi.dispatcher import BlockSpan
-from chrion.serving.multi.served_models import Drop, ServedModels, by_name
+from chrion.serving.multi.lane_models import Drop, LaneModels, by_name
 
 Model = str | Path | bytes | onnx.ModelProto
 
 
-class MultiSession(ServedModels):
+class MultiSession(LaneModels):
     """Serves several ONNX models on the CPU cores of one machine.
 
     Each model is cut into blocks of a few milliseconds. Lanes, threads that are each pinned to a core, run the blocks
@@ -78,6 +78,8 @@ class MultiSession(ServedModels):
         patience: str | float = "1s",
     ) -> None:
         check_cores(cores)
+        if background and not has_thread_niceness():
+            raise OptionError("background: threads of this system have no niceness of their own", hint="leave it out")
         super().__init__(
             models,
             cores or len(physical_cores()),

@@ -214,12 +214,13 @@ class Catalogue:
             self._settle(served)
             if served.failure or not served.tried:
                 failures.append(f"version {served.version.version}: {served.failure or 'the server is shutting down'}")
+        for key in [key for key in self._core.models if key[0] == name and key not in self.scanned]:
+            if self._is_removed(key):
+                self._core.remove(key)
         if failures:
             raise RequestFailure(
                 Status.INVALID, f"failed to load {name[:200]!r}: {without_folders('; '.join(failures))}"
             )
-        for key in [key for key in self._core.models if key[0] == name and key not in self.scanned]:
-            self._core.remove(key)
 
     def unload(self, name: str) -> None:
         """Stop serving all versions of a model.

@@ -178,9 +178,9 @@ def _scan_model(
         versions = versions[-1:]
     elif settings.versions != "all":
         versions = [path for path in versions if _number(path) in settings.versions]
-        missing = sorted(set(settings.versions) - set(map(_number, versions)))
-        reason = f"{_SETTINGS}: versions: no such folder"
-        entries += [BadVersion(folder.name, str(number), reason, states) for number in missing]
+        if missing := sorted(set(settings.versions) - set(map(_number, versions))):
+            reason = f"{_SETTINGS}: versions: no folder {', '.join(map(str, missing))}"
+            entries.append(BadVersion(folder.name, "", reason, states))
     for path in versions:
         known = before.get((folder.name, path.name))
         elsewhere = [Path(file) for file, *_ in known.files if folder not in Path(file).parents] if known else []
@@ -252,7 +252,7 @@ def _read_version(
 
 
 def _variants(folder: Path, settings: ModelSettings, *, accelerator: bool) -> Mapping[str, VariantSettings]:
-    """Return the variants of the settings; by default the accelerator alone, the plans, and the CPU."""
+    """Return the variants of the settings; by default the accelerator alone, the plans and the CPU, unsorted."""
     if settings.variants or settings.blocks:
         return settings.variants or {"cpu": VariantSettings()}
     plans = {path.name.removesuffix(".plan.json"): path.name for path in sorted(folder.glob(_PLANS))}

@@ -7,7 +7,6 @@ All keys have defaults; an empty file simulates the paper's nine models. ``docs/
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,8 +20,8 @@ from chrion.common.suggestions import did_you_mean
 from chrion.common.units import format_count
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import PlanError, ScenarioError
-from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, Route, SpeedRoute
-from chrion.serving.manager.policy_settings import PolicySpec, ServerPolicies, route_of
+from chrion.serving.manager.policies import Route, SpeedRoute
+from chrion.serving.manager.policy_settings import PolicySpec, route_of
 from chrion.serving.manager.ready_queue import BatchLimits
 from chrion.serving.simulator.eligibility import check_fit
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
@@ -140,20 +139,14 @@ class Scenario:
         names = self.policies
         first, *smaller = [[model.variants[name] for model in self.models] for name in self.levels(pattern)]
         specs = [model.spec for model in self.models]
-        policies = ServerPolicies(
-            rank=EVICTION[names.eviction],
-            order=LOAD_ORDER[names.load_order],
-            deadlines=names.admission == "deadline",
+        policies = names.rules(
             slo_ms=[model.slo_ms for model in self.models],
             weights=[spec.weight for spec in specs],
             pinned=[spec.pinned for spec in specs],
             max_queue=[spec.max_queue for spec in specs],
-            max_waiting=names.max_waiting,
             batching=[BatchLimits(spec.max_batch, spec.max_delay_ms) for spec in specs] if self._batches else (),
             batch_cost=[[variant.batch_cost for variant in level] for level in (first, *smaller)],
-            keep_alive_ms=names.keep_alive_s * 1000 or math.inf,
             fail_together=bool(self.domains),
-            prefetch=names.prefetch,
         )
         return EngineConfig(
             servers=self.servers,

@@ -1,4 +1,4 @@
-"""Servers and their GPUs, which carry out in virtual time what :mod:`chrion.serving.manager.device` decides.
+"""Servers and their GPUs, which carry out in virtual time what :mod:`chrion.serving.manager.device_server` decides.
 
 Beyond what a device decides:
 
@@ -15,7 +15,7 @@ from functools import partial
 from heapq import heapify, heappush
 from typing import Any
 
-from chrion.serving.manager.device import Device, Execution, HostResources
+from chrion.serving.manager.device_server import DeviceServer, Execution, HostResources
 from chrion.serving.manager.policies import ResidentModel
 from chrion.serving.manager.queue_estimate import Service
 from chrion.serving.manager.records import Reason
@@ -95,7 +95,7 @@ class Host(HostResources["Server"]):
         return max(gpu.last_use_ms(model) for gpu in self.devices)
 
 
-class Server(Device[Job]):
+class Server(DeviceServer[Job]):
     """One GPU over time.
 
     Args:

@@ -41,7 +41,7 @@ class CutModel(Protocol):
         """Why it is one block; empty if it is cut or short."""
 
 
-class ServedModels:
+class LaneModels:
     """Several models, the lanes that serve them, and the dispatcher that decides.
 
     A subclass cuts the models by ``_limit_ms`` and ``_in_modules``, and gives their blocks to :meth:`_use`.

@@ -41,7 +41,7 @@ Execution = tuple[int, ResidentModel, Resources, int]
 _ALL = -1
 
 
-H = TypeVar("H", bound="Device[Any]")
+H = TypeVar("H", bound="DeviceServer[Any]")
 
 
 class HostResources(Link[H]):
@@ -79,7 +79,7 @@ class HostResources(Link[H]):
         return None
 
 
-class Device(DeviceMemory, Generic[J]):
+class DeviceServer(DeviceMemory, Generic[J]):
     """The memory of a device, and the requests that wait for it or run.
 
     Args:
