@@ -168,9 +168,9 @@ def test_a_killed_node_loses_no_request(replicas: Server, cluster: Any) -> None:
 
 
 def test_requests_in_flight_are_answered_at_the_end(replicas: Server) -> None:
-    """On SIGTERM the server refuses new requests and answers those that the replicas have."""
+    """On SIGTERM the server refuses new requests and answers those that the replicas have, which take some seconds."""
     with ThreadPoolExecutor(6) as pool:
-        futures = [pool.submit(replicas.infer, "slow", [200_000.0]) for _ in range(6)]
+        futures = [pool.submit(replicas.infer, "slow", [1_000_000.0]) for _ in range(6)]
         wait_until(lambda: sum(samples(replicas, "chrion_replica_requests").values()) == 6)
         replicas.process.send_signal(signal.SIGTERM)
         assert [future.result()[0] for future in futures] == [200] * 6
