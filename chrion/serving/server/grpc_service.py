@@ -279,6 +279,9 @@ def bind_grpc(
         ("grpc.max_concurrent_streams", options.max_connections),
         ("grpc.max_allowed_incoming_connections", options.max_connections),
     )
+    # Kept until the process ends: gRPC closes its queue when a server is collected, which another thread can do
+    # (replicas on Ray have some) while the event loop reads from it.
+    grpc.aio.init_grpc_aio()
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
     limit_s = HEADER_S + options.body_bytes / _MESSAGE_BYTES_PER_S
     handlers = GrpcService(target, generation, options.token, tracer).handlers(limit_s)
