@@ -169,6 +169,26 @@ def decide() -> None:
     write_line(session.plan)
 
 
+def collect() -> None:
+    """Return right after a session was closed and collected while the tuning thread opens a plan for it."""
+    opening, weight = threading.Event(), np.zeros((2000, 2000), np.float32)
+    nodes = [node("MatMul", [f"a{step}", f"w{step}"], [f"a{step + 1}"]) for step in range(4)]
+    weights = {f"w{step}": weight for step in range(4)}
+    model = make_model(nodes, [value("a0", FLOAT, [1, 2000])], [value("a4", FLOAT, [1, 2000])], weights)
+
+    def decide_on_lanes(graph: Graph) -> Decision:
+        opening.set()
+        return doubt(graph)
+
+    patch = pytest.MonkeyPatch()
+    patch.setenv("CHRION_CACHE", tempfile.mkdtemp())
+    shorten_waits(patch)
+    replace_tuning_process(patch, decide_on_lanes)
+    with HybridSession(model, tune="background"):
+        assert opening.wait(30)
+        time.sleep(0.05)
+
+
 def fork_tuned() -> None:
     """Fork while other threads call a session that is being tuned; tell whether the child has tuning or a crowd."""
     session, stop = HybridSession(branches(), tune="background"), threading.Event()
@@ -276,7 +296,7 @@ def attempt(session: HybridSession, feed: dict[str, np.ndarray]) -> str:
 PROGRAMS: dict[str, Callable[[], object]] = {
     f.__name__: f
     for f in (
-        *(end, call_plain, call_bound, leave, fail, late, thread, tune, decide),
+        *(end, call_plain, call_bound, leave, fail, late, thread, tune, decide, collect),
         *(fork, fork_plain, fork_tuned, fork_tuning, fork_comparing),
     )
 }

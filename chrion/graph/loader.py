@@ -2,7 +2,8 @@
 
 The stages, in the order of :func:`load`:
 
-1. Read the model without its external weights (:mod:`chrion.graph.reading`).
+1. Read the model without its external weights, and move large ones that are not external to files
+   (:mod:`chrion.graph.reading`, :mod:`chrion.graph.embedded_weights`).
 2. Write the given shapes into its inputs (:mod:`chrion.graph.input_shapes`).
 3. Let onnxruntime apply its basic optimisation once. The weights go to one file beside the optimised model, except for
    large ones, which stay in the files of the original model (:mod:`chrion.graph.source_weights`). Every node and weight
@@ -29,7 +30,7 @@ from chrion.graph.input_shapes import as_shape, declared_shape, fix_shapes, free
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.optimise import name_nodes, optimise_model
-from chrion.graph.reading import read_model, serialise
+from chrion.graph.reading import file_size, read_without_weights, serialise
 from chrion.graph.source_weights import SourceWeights
 from chrion.graph.type_inference import infer_types
 from chrion.graph.weights_folder import WeightsFolder, space_for
@@ -66,7 +67,7 @@ def load(
     """
     given = {name: as_shape(name, shape) for name, shape in (shapes or {}).items()}
     if isinstance(source, onnx.ModelProto):
-        return _load(source, OpenedModel(serialise(source, "model")), given, optimise=optimise)
+        source = serialise(source, "model")
     opened = source if isinstance(source, OpenedModel) else OpenedModel(source)
     return opened.use(lambda content: _load(content, opened, given, optimise=optimise))
 
@@ -89,23 +90,29 @@ def load_kernels(opened: OpenedModel, shapes: Mapping[str, int | Sequence[int]] 
 
 
 def _load(
-    content: str | bytes | onnx.ModelProto,
+    content: str | bytes,
     opened: OpenedModel,
     given: Mapping[str, tuple[int, ...]],
     *,
     optimise: bool,
     level: ort.GraphOptimizationLevel = _BASIC,
 ) -> Graph:
-    proto, path = read_model(content)
-    free_negative_sizes(proto)
     file = Path(opened.path) if opened.path else None
+    size, where = file_size(content), opened.path or "model"
+    with space_for(size, where, refused=False):
+        folder = WeightsFolder()
+        proto, path, moved = read_without_weights(content, folder)
+    free_negative_sizes(proto)
     values = (*proto.graph.input, *proto.graph.output) if given else proto.graph.input
     declared = {v.name: declared_shape(v) for v in values if v.type.HasField("tensor_type")}
     fix_shapes(proto, given)
-    with space_for(proto.ByteSize(), str(path or "model")):
-        folder = WeightsFolder()
-        sources = SourceWeights(proto, follow_links(proto, path), folder) if path else None
+    with space_for(size, where):
+        root = folder.path if moved else follow_links(proto, path) if path else None
+        # Fusions of the last level may need the values of weights.
+        sources = SourceWeights(proto, root, folder, hide=not moved or level != _ALL) if root else None
         model, types, session = _optimised(proto, path, folder, sources, level if optimise else _PLAIN)
+        if moved:
+            folder.remove_unused(model)
     _refuse_maps(types, str(path or "model"))
     description = describe_session(session, declared)
     hidden = sources.names if sources else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import onnx
@@ -10,9 +11,11 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from chrion.common.files import read_bytes
 from chrion.errors import ModelError
-from chrion.graph.external import check_external, has_weights_beside
+from chrion.graph.embedded_weights import LARGE_BYTES, split
+from chrion.graph.external import check_external, has_weights_beside, tensors_of
 from chrion.graph.model_digest import MAX_BYTES
 from chrion.graph.unsafe_trees import check_trees
+from chrion.graph.weights_folder import FULL, WeightsFolder
 
 #: The hint for a model that is larger than a protobuf file can be.
 _TOO_LARGE = "save it with its weights as external data and give its path"
@@ -33,6 +36,46 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.Model
     check_external(proto, path)
     check_trees(proto, str(path or "model"))
     return proto, path
+
+
+def read_without_weights(source: str | bytes, folder: WeightsFolder) -> tuple[onnx.ModelProto, Path | None, bool]:
+    """Read a model as :func:`read_model` does, and move its large weights to a folder if it has no external ones.
+
+    Returns:
+        The model, its file if it has one, and whether weights were moved. They are then external ones in the folder.
+
+    Raises:
+        ChrionError: As :func:`read_model`.
+        OSError: There is no space for the weights.
+    """
+    try:
+        rest, moved = split(source, folder) if LARGE_BYTES <= file_size(source) <= MAX_BYTES else (b"", [])
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        moved = []  # the file cannot be read, which is reported below, or no other one be written
+    if moved:
+        where = "model" if isinstance(source, bytes) else source
+        proto = _checked(parse(rest, where), where)
+        if not any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors_of(proto)):
+            check_trees(proto, where)
+            for weight in moved:
+                folder.refer(proto.graph.initializer[weight.index], weight.file, weight.length)
+            return proto, None if isinstance(source, bytes) else Path(source).absolute(), True
+        for weight in moved:  # onnxruntime reads external weights from one folder
+            weight.file.unlink()
+    return *read_model(source), False
+
+
+def file_size(source: str | bytes) -> int:
+    """Return the size of a model without external weights; 0 for a file that cannot be read, which reading reports."""
+    if isinstance(source, bytes):
+        return len(source)
+    path = Path(source)
+    try:
+        return path.stat().st_size if path.is_file() and os.access(path, os.R_OK) else 0
+    except (OSError, ValueError):
+        return 0
 
 
 def serialise(proto: onnx.ModelProto, where: str) -> bytes:

@@ -33,15 +33,16 @@ class SourceWeights:
         proto: The model; these weights become inputs of it.
         root: The folder of the model's external weights.
         folder: The folder of the graph's other weights.
+        hide: Whether to hide large ones.
 
     Attributes:
         root: As given.
         names: The names of the large weights.
     """
 
-    def __init__(self, proto: onnx.ModelProto, root: Path, folder: WeightsFolder) -> None:
+    def __init__(self, proto: onnx.ModelProto, root: Path, folder: WeightsFolder, *, hide: bool = True) -> None:
         self.root = root
-        large = {t.name: t for t in proto.graph.initializer if is_large(t)}
+        large = {t.name: t for t in proto.graph.initializer if hide and is_large(t)}
         kept = _unaffected(proto, set(large)) if large else set()
         files = {name: _file(large[name], root) for name in sorted(kept)}
         self._files = {name: file for name, file in files.items() if file}

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from chrion.common.files import write_atomically
 from chrion.common.units import format_mb
 from chrion.errors import ModelError, SpaceError
+from chrion.graph.external import tensors_of
 from chrion.graph.file_states import StatState, stat_state
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if sys.platform != "win32":
 
 #: Weights of fewer bytes stay inside the model file.
 INLINE_BYTES = 1024
+#: Numbers of the errors of a full disk.
+FULL = {errno.ENOSPC, errno.EDQUOT}
 _PREFIX = "chrion-weights-"
 _LOCK = "lock"
 #: The attempts to create a parent folder, which another process may remove before it is locked.
@@ -64,7 +67,7 @@ class SourceFile:
 
 
 @contextlib.contextmanager
-def space_for(needed: int, where: str, what: str = "weights") -> Iterator[None]:
+def space_for(needed: int, where: str, what: str = "weights", *, refused: bool = True) -> Iterator[None]:
     """Raise a failure within the context as one of the system, if it is due to a full disk.
 
     onnxruntime reports that it cannot write a file, but not why.
@@ -73,6 +76,7 @@ def space_for(needed: int, where: str, what: str = "weights") -> Iterator[None]:
         needed: Bytes that are written, at least.
         where: The model.
         what: What is written, for the message.
+        refused: Whether a model that is refused may also be due to a full disk.
 
     Raises:
         SpaceError: The context failed, and the folder of temporary files lacks the space.
@@ -86,8 +90,8 @@ def space_for(needed: int, where: str, what: str = "weights") -> Iterator[None]:
     try:
         yield
     except (OSError, ModelError) as error:
-        full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
-        if not full and min(free, shutil.disk_usage(folder).free) >= needed:
+        full = isinstance(error, OSError) and error.errno in FULL
+        if not full and (not refused or min(free, shutil.disk_usage(folder).free) >= needed):
             raise
         sizes = f"{format_mb(needed / 1e6)} of {what} are written there, {format_mb(free / 1e6)} were free"
         raise SpaceError(f"{where}: no space in {folder}: {sizes}", hint=hint) from error
@@ -138,16 +142,28 @@ class WeightsFolder:
 
     def store(self, tensor: onnx.TensorProto) -> None:
         """Move the data of a large weight, in place, to a file of its own, which is named by its content."""
-        length = len(tensor.raw_data)
-        if length < INLINE_BYTES:
+        data = tensor.raw_data  # each access copies it
+        if len(data) < INLINE_BYTES:
             return
-        path = self.path / f"{hashlib.sha256(tensor.raw_data).hexdigest()[:32]}.bin"
+        path = self.path / f"{hashlib.sha256(data).hexdigest()[:32]}.bin"
         if not path.exists():
-            write_atomically(path, tensor.raw_data)
+            write_atomically(path, data)
         tensor.ClearField("raw_data")
+        self.refer(tensor, path, len(data))
+
+    def refer(self, tensor: onnx.TensorProto, path: Path, length: int) -> None:
+        """Have a tensor without data read it from a file of its own, in place."""
         tensor.data_location = tensor.EXTERNAL
         for key, entry in {"location": self.location(path), "offset": "0", "length": str(length)}.items():
             tensor.external_data.add(key=key, value=entry)
+
+    def remove_unused(self, model: onnx.ModelProto) -> None:
+        """Remove the files that no weight of a model refers to."""
+        used = {entry.value for tensor in tensors_of(model) for entry in tensor.external_data}
+        for file in self.path.glob("*.bin"):
+            if self.location(file) not in used:
+                with contextlib.suppress(OSError):  # Windows removes no file that a session reads
+                    file.unlink()
 
     def location(self, path: Path) -> str:
         """Return the location of a file in :attr:`root`, as an external weight states it."""

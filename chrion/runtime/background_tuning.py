@@ -321,7 +321,8 @@ class BackgroundTuner:
             refusal = self._make_room(named, decision.footprint)
             engine = refusal or opened or self._open(named, decision)
         except Exception as error:  # noqa: BLE001 - the plain session keeps serving
-            log.warning("the model runs plain: %s", why_plain(error))
+            if not self._source.closed:
+                log.warning("the model runs plain: %s", why_plain(error))
             engine = self._table.plain(why_plain(error))
         with self._table.lock:
             if self._table.trial_shapes == self._key(named):
@@ -342,7 +343,8 @@ class BackgroundTuner:
         try:
             engine = self._open(named, replace(decision, winner=_CANDIDATE, plan=candidate))
         except Exception as error:  # noqa: BLE001 - the plain session keeps serving
-            log.warning("no plan is compared on live requests: %s", why_plain(error))
+            if not self._source.closed:  # the process may be ending
+                log.warning("no plan is compared on live requests: %s", why_plain(error))
             return
         from chrion.runtime.execution.cut_engine import CutEngine  # noqa: PLC0415 - plain sessions do not need plans
 

@@ -89,6 +89,8 @@ class Engines:
         else:
             self._start_plain()
         process_hooks.register(self, Engines.refuse_in_child, Engines.close_at_exit)
+        if self._tuner:  # while its thread opens an engine, it may outlive this object
+            process_hooks.register(self._tuner, BackgroundTuner.after_fork, BackgroundTuner.close)
 
     @property
     def config(self) -> SessionConfig:
@@ -348,8 +350,6 @@ class Engines:
         """
         self._table.lock = threading.RLock()
         self.diversion = self._new_diversion()  # the thread that opens its session belongs to the parent
-        if self._tuner:
-            self._tuner.after_fork()
         if self._table.trial:
             self._table.trial.end()  # kept, so that the child does not stop lanes that it does not have
         if any(engine.plan for engine in self._table.serving()):

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 
 from chrion.machine.allocator import trim
+from chrion.runtime import process_hooks
 from chrion.runtime.execution.plain_engine import PlainEngine
 
 log = logging.getLogger(__name__)
@@ -93,12 +94,17 @@ class OneThreadSession:
         if until is not None and attempted:
             attempted.wait(max(0.0, until - time.monotonic()))
 
+    def after_fork(self) -> None:
+        """Wait for no thread in a forked child, where there is none."""
+        self._closed, self._attempted = True, None
+
     def _start(self) -> None:
         """Open the session in a new thread; without one, requests are served as before."""
         own, attempted = weakref.ref(self), threading.Event()
         arguments = own, attempted, self._check_s
         thread = threading.Thread(target=_open_and_drop, args=arguments, name="chrion-one-thread", daemon=True)
         self._attempted = attempted
+        process_hooks.register(self, OneThreadSession.after_fork, OneThreadSession.close)  # it may outlive its owner
         try:
             thread.start()
         except RuntimeError as error:  # the interpreter exits, or a limit of the system is reached

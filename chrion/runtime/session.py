@@ -41,7 +41,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
     and :meth:`explain` gives the reason. So a session can be created for any model that InferenceSession opens.
 
     A model with free dimensions is tuned for the most frequently requested shapes; other shapes run plain. Since the
-    plain session stays open for them, plans may add at most 30 % to its memory; a plan that would add more is not used.
+    plain session stays open for them, plans may add 64 MB, or 30 %, to its memory; none is used that would add more.
 
     Calls are safe from any number of threads. Arrays that :meth:`run` returns belong to the caller.
 

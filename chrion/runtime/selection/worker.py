@@ -27,8 +27,6 @@ from chrion.runtime.selection.selector import EngineSelector, why_plain
 
 #: Operators that read some rows of a weight.
 _PICKING = {"Gather", "GatherND", "GatherElements", "GatherBlockQuantized"}
-#: Weights of less than this many MB never exceed what plans may add to a plain session.
-_SMALL_MB = 2.0
 
 
 class Decider:
@@ -83,7 +81,7 @@ class Decider:
             weight for i, op_type in enumerate(dag.op_types) if op_type not in _PICKING for weight in dag.weights[i]
         }
         weights_mb = sum(dag.weight_bytes[weight] for weight in held) / 1e6
-        if weights_mb < _SMALL_MB or self._config.accelerator or not can_measure():
+        if not never_fits(Footprint(0.0, weights_mb)) or self._config.accelerator or not can_measure():
             return None
         try:
             return Footprint(measure_footprint(self._config, graph, None).plain_mb, weights_mb)
