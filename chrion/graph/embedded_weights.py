@@ -32,9 +32,9 @@ Read = Callable[[int, int], bytes]
 
 
 class MovedWeight(NamedTuple):
-    """A weight that was moved: its place among the graph's initialisers, its file, and its number of bytes."""
+    """A weight that was moved: its number among the graph's initialisers, its file, and its number of bytes."""
 
-    index: int
+    number: int
     file: Path
     length: int
 

@@ -60,7 +60,7 @@ def read_without_weights(source: str | bytes, folder: WeightsFolder) -> tuple[on
         if not any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors_of(proto)):
             check_trees(proto, where)
             for weight in moved:
-                folder.refer(proto.graph.initializer[weight.index], weight.file, weight.length)
+                folder.refer(proto.graph.initializer[weight.number], weight.file, weight.length)
             return proto, None if isinstance(source, bytes) else Path(source).absolute(), True
         for weight in moved:  # onnxruntime reads external weights from one folder
             weight.file.unlink()
