@@ -280,6 +280,7 @@ def candidates(
     if len(models) == 1:
         del found["the same, nice by hand"], found["background"], found["one combined graph, all threads"]
     found |= {f"blocks, {policy}": blocks(policy) for policy in POLICIES}
+    found["blocks of 2 ms, edf"] = blocks("edf", block="2ms")
     found["blocks, edf, late tasks dropped"] = blocks("edf", drop_late=True)
     return {name: open_candidate for name, open_candidate in found.items() if re.search(only, name)}
 

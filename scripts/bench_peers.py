@@ -78,7 +78,8 @@ TEXT = """Written by `scripts/bench_peers.py` on {machine} (shared, noisy: only 
 {ort}, OpenVINO {openvino}{torch}.
 
 HybridSession, given the model alone, beside the fastest session of onnxruntime and of OpenVINO in float32 (1 thread,
-all, or the default), and of PyTorch's modules (eager or compiled, 1 thread or all; its GRU resets after the product).
+all, or the default), and for stacks of PyTorch's modules (eager or compiled, 1 thread or all; its GRU resets after the
+product).
 *bf16*: `precision="bf16"`, beside OpenVINO's default precision. Ratios below 1 are in HybridSession's favour, with 90 %
 intervals. *error*: largest difference from onnxruntime's outputs relative to the largest output, without meaning for
 resnet50 and squeezenet, whose weights are random. *chosen* and the method are as in the table above.

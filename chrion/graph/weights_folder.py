@@ -8,7 +8,6 @@ folder remains while any process may read it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import functools
@@ -179,7 +178,7 @@ def _parent_folder(process: int) -> Path:
     _remove_stale(Path(gettempdir()))
     for _ in range(_ATTEMPTS):
         folder = Path(mkdtemp(prefix=_PREFIX))
-        atexit.register(_remove, folder, process)
+        weakref.finalize(_parent_folder, _remove, folder, process)
         if _lock(folder):
             break
     return folder

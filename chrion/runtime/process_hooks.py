@@ -64,6 +64,7 @@ def _run_fork_hooks() -> None:
 @functools.cache
 def _run_at_exit() -> None:
     """Run the hooks when the interpreter exits, before the finalisers of objects that exist now, such as threads."""
+    weakref.finalize(run_exit_hooks, int)  # the first one: all are called after the hooks, and remove weights in use
     atexit.register(run_exit_hooks)
 
 
