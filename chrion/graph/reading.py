@@ -57,13 +57,15 @@ def read_without_weights(source: str | bytes, folder: WeightsFolder) -> tuple[on
     if moved:
         where = "model" if isinstance(source, bytes) else source
         proto = _checked(parse(rest, where), where)
-        if not any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors_of(proto)):
+        names = [tensor.name for tensor in proto.graph.initializer]
+        external = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors_of(proto))
+        # onnxruntime reads external weights from one folder, and of two with the same name another one than inside.
+        if not external and len(set(names)) == len(names):
             check_trees(proto, where)
             for weight in moved:
                 folder.refer(proto.graph.initializer[weight.number], weight.file, weight.length)
             return proto, None if isinstance(source, bytes) else Path(source).absolute(), True
-        for weight in moved:  # onnxruntime reads external weights from one folder
-            weight.file.unlink()
+        folder.remove_unused(proto)
     return *read_model(source), False
 
 

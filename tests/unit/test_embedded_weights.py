@@ -106,6 +106,23 @@ def test_what_is_no_model_is_left_to_the_library(share: float, junk: bytes) -> N
         assert not moved or restored(rest, folder, moved) == whole
 
 
+@pytest.mark.parametrize("width", [600, 2100])
+def test_weights_of_the_same_name(width: int) -> None:
+    """Of several weights with a name, which ONNX does not permit, the one counts that counts in onnxruntime."""
+    w = np.eye(width, dtype=np.float32)
+    ends = [value("x", FLOAT, [1, width])], [value("y", FLOAT, [1, width])]
+    nodes = [node("MatMul", ["x", "w"], ["h"]), node("Tanh", ["h"], ["y"])]
+    model = make_model(nodes, *ends, {"w": w})
+    model.graph.initializer.append(numpy_helper.from_array(2 * w, "w"))
+    feed = {"x": np.full((1, width), 0.5, np.float32)}
+    graph = load(model)
+    with HybridSession(graph, plan=fixed_plan(graph, [1, 2])) as session:
+        (found,), (expected,) = (
+            one.run(None, feed) for one in (session, ort.InferenceSession(model.SerializeToString()))
+        )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_external_weights_beside_embedded_ones(tmp_path: Path) -> None:
     """A model with both is loaded as it is."""
     w = np.random.default_rng(0).standard_normal((LARGE // 512, 512)).astype(np.float32)
