@@ -109,7 +109,7 @@ def _load(
     with space_for(size, where):
         root = folder.path if moved else follow_links(proto, path) if path else None
         # Fusions of the last level may need the values of weights.
-        sources = SourceWeights(proto, root, folder, hide=not moved or level != _ALL) if root else None
+        sources = SourceWeights(proto, root, folder, hide=level != _ALL) if root else None
         model, types, session = _optimised(proto, path, folder, sources, level if optimise else _PLAIN)
         if moved:
             folder.remove_unused(model)
