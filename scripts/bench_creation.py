@@ -4,13 +4,17 @@
 
 Prints a table for the folded 12-layer LSTM of 96 steps at several widths and writes no file; takes one to two minutes,
 most of them for profiling and planning. Each session is created in a separate process from a file and runs five times;
-memory is the growth of resident memory from just before the creation.
+memory is the growth of resident memory from just before the creation. Then it prints the CPU times of imports, with
+cached byte code: the medians of processes that alternate, without that of an interpreter that imports nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,6 +32,9 @@ from chrion import zoo
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 
 RUNS = 5
+#: What is imported, and the number of processes of each.
+IMPORTS = ("pass", "import onnxruntime", "from chrion import HybridSession")
+PROCESSES = 15
 
 
 def main() -> None:
@@ -46,6 +53,24 @@ def main() -> None:
     for width in arguments.widths:
         with tempfile.TemporaryDirectory() as folder:
             print(measure_width(width, Path(folder)), flush=True)
+    print()
+    print(measure_imports())
+
+
+def measure_imports() -> str:
+    """Return the CPU times of the imports, and the ratio of Chrion's to onnxruntime's."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    times: dict[str, list[float]] = {line: [] for line in IMPORTS}
+    for _ in range(PROCESSES + 1):
+        for line, own in times.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, "-c", line], check=True, env=environment)  # noqa: S603 - as above
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            own.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    # The first process of each writes the byte code.
+    idle, plain, hybrid = (1e3 * statistics.median(own[1:]) for own in times.values())
+    ratio = (hybrid - idle) / (plain - idle)
+    return f"{IMPORTS[1]}: {plain - idle:.0f} ms; {IMPORTS[2]}: {hybrid - idle:.0f} ms, {ratio:.2f} times as much"
 
 
 def measure_width(width: int, folder: Path) -> str:

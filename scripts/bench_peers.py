@@ -1,13 +1,14 @@
 """Measure HybridSession beside OpenVINO, PyTorch and plain onnxruntime on the CPU cores of this machine.
 
-    pip install openvino torch
+    pip install openvino torch onnx2torch
     python scripts/bench_peers.py [-o docs/data] [--only REGEX] [--rounds N]
 
-Takes an hour; ``-o`` writes the results ``peers``, in which rows of models that ``--only`` leaves out stay.
+Takes hours; ``-o`` writes the results ``peers``, in which rows of models that ``--only`` leaves out stay.
 OpenVINO is timed in float32 with one thread, with as many as there are cores and with its own choice, and with its
 default precision, which is bfloat16 where the CPU has it; its inputs and outputs share memory with numpy. PyTorch is
-timed on stacks of LSTMs and GRUs, as a module of the same sizes, eager and compiled, with one thread and with all
-cores, and is left out if it is not installed. HybridSession is timed in float32, and in bfloat16 where the CPU has it.
+timed eager and compiled, with one thread and with all cores: on stacks of LSTMs and GRUs as a module of the same sizes,
+on other models as onnx2torch converts them, except for models with recurrent operators, which it cannot convert. It is
+left out if it is not installed. HybridSession is timed in float32, and in bfloat16 where the CPU has it.
 Each candidate runs alone, in alternating rounds; trials count as in ``bench_cpu.py``.
 """
 
@@ -55,6 +56,7 @@ try:
 except ImportError:
     openvino = None
 try:
+    import onnx2torch
     import torch
 except ImportError:
     torch = None
@@ -62,7 +64,7 @@ except ImportError:
 PLAIN, FLOAT32, DEFAULT, TORCH = "onnxruntime", "OpenVINO float32", "OpenVINO default", "PyTorch"
 BFLOAT16 = "HybridSession in bf16"
 #: Operators of a stack that PyTorch's module does itself.
-STACK = {"LSTM", "GRU", "Squeeze", "Concat", "Identity"}
+STACK = {"LSTM", "GRU", "Squeeze", "Split", "Concat", "Identity"}
 HEAD = ["model", *(f"{kind}, ms" for kind in (PLAIN, FLOAT32, TORCH)), "hybrid, ms", "chosen"]
 HEAD += [f"{DEFAULT}, ms", "bf16, ms", "chosen in bf16"]
 #: The columns of ratios: name, candidate, and the kind whose fastest candidate it is compared with.
@@ -78,11 +80,11 @@ TEXT = """Written by `scripts/bench_peers.py` on {machine} (shared, noisy: only 
 {ort}, OpenVINO {openvino}{torch}.
 
 HybridSession, given the model alone, beside the fastest session of onnxruntime and of OpenVINO in float32 (1 thread,
-all, or the default), and for stacks of PyTorch's modules (eager or compiled, 1 thread or all; its GRU resets after the
-product).
+all, or the default), and of PyTorch (eager or compiled, 1 thread or all): its own modules for stacks (its GRU resets
+after the product), and what onnx2torch makes of other models, if it can.
 *bf16*: `precision="bf16"`, beside OpenVINO's default precision. Ratios below 1 are in HybridSession's favour, with 90 %
 intervals. *error*: largest difference from onnxruntime's outputs relative to the largest output, without meaning for
-resnet50 and squeezenet, whose weights are random. *chosen* and the method are as in the table above.
+networks with random weights. *chosen* and the method are as in the table above.
 
 {table}"""
 
@@ -110,18 +112,15 @@ def speech(frames: int = 200, features: int = 80, layers: int = 3, hidden: int =
     return net.model("speech")
 
 
-_KNOWN = {case.name: case for case in (*CASES, *WIDE_CASES)}
+#: All models of ``bench_cpu.py``, and others.
 MODELS = [
-    *(_KNOWN[f"LSTM {width}"] for width in (64, 128, 192, 256, 512)),
-    *(_KNOWN[f"GRU {width}"] for width in (128, 192)),
+    *CASES,
+    *(case for case in WIDE_CASES if case.name != "LSTM 256, batch 1"),  # is among the others
     recurrent_case("lstm", "LSTM 96, 4 layers", io=96, layers=4),
     recurrent_case("gru", "GRU 160, 14 layers", io=160, layers=14),
-    _KNOWN["LSTM 128, 6 layers, bidirectional"],
     recurrent_case("lstm", "LSTM 128, batch 4", io=128, batch=4),
-    *(_KNOWN[name] for name in ("LSTM 128, batch 8", "GRU 128, batch 8")),
     recurrent_case("lstm", "LSTM 64, batch 16", io=64, batch=16),
     Case("speech, 3 bidirectional LSTMs of 256", speech),
-    *(_KNOWN[name] for name in ("seq2seq with attention, batch 1", "resnet50", "squeezenet", "transformer block")),
     Case("perceptron, 100 MB", perceptron),
 ]
 
@@ -150,35 +149,51 @@ def stack_module(source: bytes) -> Any:
     """Return PyTorch's module of the same sizes if a model is a stack of LSTMs or GRUs, else None."""
     graph = onnx.load_from_string(source).graph
     cells = [node for node in graph.node if node.op_type in {"LSTM", "GRU"}]
-    directions = [
-        next((attribute.s.decode() for attribute in cell.attribute if attribute.name == "direction"), "forward")
+    # Cells of an unfolded stack share the weights of their layer.
+    directions = {
+        cell.input[1]: next((a.s.decode() for a in cell.attribute if a.name == "direction"), "forward")
         for cell in cells
-    ]
+    }
     if torch is None or not cells or any(node.op_type not in STACK for node in graph.node):
         return None
     width = next(w.dims[2] for w in graph.initializer if w.name == cells[0].input[1])
     hidden = next(r.dims[2] for r in graph.initializer if r.name == cells[0].input[2])
-    layers = directions.count("forward")
+    layers = list(directions.values()).count("forward")
     kind = getattr(torch.nn, cells[0].op_type)
-    return kind(width, hidden, layers, bidirectional="reverse" in directions).eval()
+    return kind(width, hidden, layers, bidirectional="reverse" in directions.values()).eval()
+
+
+def converted_module(source: bytes) -> Any:
+    """Return a model as onnx2torch converts it after constants are folded, or None if it cannot."""
+    if torch is None:
+        return None
+    with TemporaryDirectory() as folder:
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(Path(folder, "folded.onnx"))
+        ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        try:
+            return onnx2torch.convert(options.optimized_model_filepath).eval()
+        except NotImplementedError:
+            return None
 
 
 def torch_factory(module: Any, feed: Feed, threads: int) -> SessionFactory:
     """Return a factory of calls of a module with a number of threads."""
-    (array,) = feed.values()
-    tensor = torch.from_numpy(array)
+    tensors = [torch.from_numpy(array) for array in feed.values()]
 
     def run() -> Sequence[Any]:
         torch.set_num_threads(threads)
         with torch.inference_mode():
-            return [module(tensor)[0].numpy()]
+            found = module(*tensors)
+            return [(found[0] if isinstance(found, list | tuple) else found).numpy()]
 
     return lambda: (run, lambda: None)
 
 
 def candidates(source: bytes, feed: Feed) -> dict[str, SessionFactory]:
     """Return the candidates by name."""
-    module = stack_module(source)
+    module = stack_module(source) or converted_module(source)
     modules = {"eager": module, "compiled": torch.compile(module)} if module else {}
     cores, float32 = len(physical_cores()), {"INFERENCE_PRECISION_HINT": "f32"}
     return {

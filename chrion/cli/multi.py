@@ -74,7 +74,14 @@ def multi(
     shape: ShapeOption = None,
     hardware: HardwareOption = None,
     load: Annotated[str, typer.Option(metavar="NAME", help=f"How tasks arrive: {', '.join(LOADS)}.")] = "periodic",
-    block: Annotated[str, typer.Option(metavar="5ms", help="Limit of a block's time.")] = "5ms",
+    block: Annotated[
+        str | None,
+        typer.Option(
+            metavar="5ms",
+            help="Limit of a block's time.",
+            show_default="5ms, or half of the shortest deadline from 2ms",
+        ),
+    ] = None,
     cores: CoresOption = None,
     duration: Annotated[str, typer.Option(metavar="10s", help="Length of the load.")] = "10s",
     find: Annotated[

@@ -42,7 +42,8 @@ _FILLS = ("full", "none", "top", "bottom", "left", "right")
 def plot_results(results: Sequence[PatternResult], path: Path) -> None:
     """Draw execution times by family (Figure 11), all response times, memory, and the load over time.
 
-    The memory is that of every server, with their mean and range. The load is the rate of arrivals, the waiting
+    Patterns are named with the cost of an hour if servers have a price. The memory is that of every server, with their
+    mean and range. The load is the rate of arrivals, the waiting
     requests, the violations, and the servers that are on and available; all but the first have a panel if there are
     any, or if servers come and go.
 
@@ -58,7 +59,7 @@ def plot_results(results: Sequence[PatternResult], path: Path) -> None:
         _draw_histograms(axes, [(r.pattern, r.executions[family]) for r in results])
         label_axes(axes, f"{family}: execution time", "ms", "share of requests" if i == 0 else "")
     axes = figure.add_subplot(grid[1, : _GRID // 2])
-    _draw_histograms(axes, [(r.pattern, r.responses) for r in results], log=True)
+    _draw_histograms(axes, [(_with_cost(r), r.responses) for r in results], log=True)
     label_axes(axes, "all models: response time", "ms, logarithmic", "share of requests")
     memory = figure.add_subplot(grid[1, _GRID // 2 :])
     _draw_memory(memory, results)
@@ -85,7 +86,7 @@ def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Pa
     figure = new_figure(3.8 * len(panels), 3.4)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for i, (axes, (title, named)) in enumerate(zip(row, panels.items(), strict=True)):
-        _draw_histograms(axes, named)
+        _draw_histograms(axes, [(shorten_name(name), counts) for name, counts in named])
         label_axes(axes, title, "execution time, ms", "share of requests" if i == 0 else "")
     _add_legend(figure, *row[0].get_legend_handles_labels())
     save_figure(figure, path)
@@ -193,9 +194,15 @@ def _draw_histograms(axes: Axes, named: Sequence[tuple[str, Counts]], *, log: bo
         shares, _ = np.histogram(np.clip(middles, edges[0], edges[-1]), edges, weights=counts / max(1, counts.sum()))
         colour, line = COLOURS[i % len(COLOURS)], _LINES[i % len(_LINES)]
         axes.stairs(shares, edges, color=colour, fill=True, alpha=0.5 / len(named))
-        axes.stairs(shares, edges, label=shorten_name(name), color=colour, linestyle=line, linewidth=1.3)
+        axes.stairs(shares, edges, label=name, color=colour, linestyle=line, linewidth=1.3)
     if log:
         _set_log_scale(axes, edges[-1] / edges[0])
+
+
+def _with_cost(result: PatternResult) -> str:
+    """Return the name of a pattern, with the cost of its servers if they have a price."""
+    name = shorten_name(result.pattern)
+    return f"{name}, {result.cost_per_hour:.2f} per hour" if result.cost_per_hour else name
 
 
 def _set_log_scale(axes: Axes, ratio: float) -> None:

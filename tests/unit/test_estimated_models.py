@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from chrion.graph.dag import Dag
@@ -38,3 +40,21 @@ def test_short_times_have_three_digits() -> None:
     """The times of blocks that take microseconds are not rounded to 0.0 ms."""
     short = EstimatedModels({"a": (CHAIN, uniform_costs(CHAIN, cpu_ms=(0.0015,)))})
     assert short.explain().splitlines()[1] == "a: 6.00 us in 1 block, the longest 6.00 us"
+
+
+@pytest.mark.parametrize(
+    ("options", "block_ms"),
+    [
+        ({}, (5.0, 5.0)),
+        ({"deadlines": "1s"}, (5.0, 5.0)),
+        ({"deadlines": {"a": "1s", "b": 7.0}}, (3.0, 3.0, 3.0, 1.0)),
+        ({"deadlines": {"b": 0.1}}, (2.0,) * 5),
+        ({"deadlines": {"b": 0.1}, "block": "5ms"}, (5.0, 5.0)),
+    ],
+)
+def test_blocks_are_shorter_beside_short_deadlines(options: dict[str, Any], block_ms: tuple[float, ...]) -> None:
+    """Blocks of at most 5 ms, or of half of the shortest deadline from 2 ms, if no limit is given."""
+    chain = Dag.from_edges(10, [(i, i + 1) for i in range(9)])
+    costs = uniform_costs(chain, cpu_ms=(1.0,))
+    models = EstimatedModels({"a": (chain, costs), "b": (chain, costs)}, **options)
+    assert sorted(models.rules["a"].block_ms, reverse=True) == list(block_ms)

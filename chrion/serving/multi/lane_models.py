@@ -23,6 +23,11 @@ from chrion.serving.multi.top_search import TopPlanner
 from chrion.serving.multi.virtual_lanes import BlockTimes, PinnedLanes, SharedCores, VirtualLanes
 
 Drop = Literal["newest", "oldest"]
+#: The limit of a block's time if none is given: a lane is free for a task with a short deadline after half of it. A
+#: chain in blocks of 2 ms takes a few percent longer than one in blocks of 5 ms, which is why they are not the default.
+#: SqueezeNet, an LSTM with a deadline of 4 ms and BERT, at 0.8 of the capacity: 10.7 % of the tasks are late with 5 ms,
+#: 4.1 % with 2 ms; at 0.9, 18 to 20 and 7.5 to 10 %, with 1 ms 13 %.
+_BLOCK_MS, _SHORT_BLOCK_MS = 5.0, 2.0
 
 
 class CutModel(Protocol):
@@ -71,13 +76,14 @@ class LaneModels:
         drop_late: bool = False,
         background: bool = False,
         accelerators: Mapping[str, str] | None = None,
-        block: str | float = "5ms",
+        block: str | float | None = None,
         patience: str | float = "1s",
     ) -> None:
         self._rules = _rules(models, deadlines, rates, priorities, queue, drop)
         deadlined = any(own.deadline_ms is not None for own in self._rules.values())
         self.policy = check_policy(policy or ("edf" if deadlined else "fair"))
-        limit_ms, patience_ms = parse_block_ms(block, "block"), parse_duration_ms(patience, "patience")
+        limit_ms = _block_ms(self._rules) if block is None else parse_block_ms(block, "block")
+        patience_ms = parse_duration_ms(patience, "patience")
         self._limit_ms = math.inf if background else limit_ms
         self._in_modules = self.policy == "top"
         if self.policy in {"static", "top"} and background:
@@ -186,6 +192,12 @@ def _rules(  # noqa: PLR0913, PLR0917 - the options of a session
             drop=dropped[name],
         )
     return rules
+
+
+def _block_ms(rules: Mapping[str, ModelRules]) -> float:
+    """Return the limit of a block's time, by the shortest deadline."""
+    shortest_ms = min((own.deadline_ms for own in rules.values() if own.deadline_ms is not None), default=math.inf)
+    return min(_BLOCK_MS, max(_SHORT_BLOCK_MS, shortest_ms / 2))
 
 
 def _providers(models: Mapping[str, Any], accelerators: Mapping[str, str] | None) -> dict[str, str]:

@@ -48,7 +48,7 @@ class MultiSession(LaneModels):
         accelerators: The execution provider of models that run on an accelerator, by name: ``cuda`` for example, or
             ``auto`` for the first one that works. They run whole, on two lanes of each accelerator.
         cores: The number of lanes; all physical cores that this process may use if None.
-        block: The limit of a block's time.
+        block: The limit of a block's time; if None, 5 ms, or half of the shortest deadline but at least 2 ms.
         shapes: Shapes of inputs with free dimensions, by model.
         patience: Ageing: a task without a deadline, of a lower priority or beyond its deadline is served before those
             that are submitted this much later.
@@ -73,7 +73,7 @@ class MultiSession(LaneModels):
         background: bool = False,
         accelerators: Mapping[str, str] | None = None,
         cores: int | None = None,
-        block: str | float = "5ms",
+        block: str | float | None = None,
         shapes: Mapping[str, Mapping[str, int | Sequence[int]]] | None = None,
         patience: str | float = "1s",
     ) -> None:
