@@ -79,7 +79,7 @@ def multi(
         typer.Option(
             metavar="5ms",
             help="Limit of a block's time.",
-            show_default="5ms, or half of the shortest deadline from 2ms",
+            show_default="5ms, or half the shortest deadline from 2ms",
         ),
     ] = None,
     cores: CoresOption = None,
