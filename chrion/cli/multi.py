@@ -218,7 +218,15 @@ def _show(
 
 
 def _names(models: list[Path]) -> list[str]:
-    """Return a name for each model: the stem of its file, numbered if another one has it."""
+    """Return a name for each model: the stem of its file.
+
+    If several files have it, the names are those of the nearest folders that differ, but not their versions, or else
+    the stems, numbered.
+    """
+    levels = zip(*((path.stem, *(folder.name for folder in path.parents)) for path in models), strict=False)
+    for level in levels:
+        if len(set(level)) == len(models) and all(name and not name.isdecimal() for name in level):
+            return list(level)
     names: list[str] = []
     for path in models:
         stem, count = path.stem, 1
