@@ -178,6 +178,17 @@ def converted_module(source: bytes) -> Any:
             return None
 
 
+def compiled_module(module: Any, feed: Feed) -> Any:
+    """Return a module as PyTorch compiles it for inputs, or None if it cannot."""
+    compiled = torch.compile(module)
+    try:
+        with torch.inference_mode():
+            compiled(*map(torch.from_numpy, feed.values()))
+    except torch._dynamo.exc.TorchDynamoException:  # noqa: SLF001 - it has no other name
+        return None
+    return compiled
+
+
 def torch_factory(module: Any, feed: Feed, threads: int) -> SessionFactory:
     """Return a factory of calls of a module with a number of threads."""
     tensors = [torch.from_numpy(array) for array in feed.values()]
@@ -194,12 +205,13 @@ def torch_factory(module: Any, feed: Feed, threads: int) -> SessionFactory:
 def candidates(source: bytes, feed: Feed) -> dict[str, SessionFactory]:
     """Return the candidates by name."""
     module = stack_module(source) or converted_module(source)
-    modules = {"eager": module, "compiled": torch.compile(module)} if module else {}
+    modules = {"eager": module, "compiled": compiled_module(module, feed)} if module else {}
     cores, float32 = len(physical_cores()), {"INFERENCE_PRECISION_HINT": "f32"}
     return {
         **{
             f"{TORCH} {kind}, {threads} threads": torch_factory(one, feed, threads)
             for kind, one in modules.items()
+            if one is not None
             for threads in (1, cores)
         },
         HYBRID: hybrid_factory(source, feed),
