@@ -43,7 +43,9 @@ def _prediction(rows: Mapping[str, Mapping[str, Any]]) -> str:
         for key in ("swapping", "violations")
     ]
     swapping, violations = (100 * max(found) for found in differences)
+    objectives = ", ".join(f"{slo_ms:g}" for slo_ms in sorted({row["slo_ms"] for row in rows.values()}))
     text = f"The largest difference is {swapping:.1f} points of swapping and {violations:.1f} of violations."
+    text = f"The objective was {objectives} ms. {text}"
     return f"{markdown_table(table)}\n\n{text}"
 
 
