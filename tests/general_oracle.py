@@ -311,7 +311,7 @@ class Cluster:
         """Route a request."""
         request.sent += 1
         open_gpus = [gpu for gpu in self.gpus if gpu.host.up]
-        if not open_gpus or request.sent > 4:
+        if not open_gpus or request.sent > 3:
             self.failed.add(request.number)
             return
         least = min(open_gpus, key=lambda g: g.number)

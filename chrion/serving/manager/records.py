@@ -12,6 +12,8 @@ from typing import NamedTuple
 ACCELERATOR, HOST = "accelerator", "host"
 #: The default of ``max_queue``, the requests of a model that may wait (a choice, not measured).
 MAX_QUEUE = 256
+#: Servers that a request is sent to at most: two losses may be chance, a third one is the request's fault.
+MAX_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)

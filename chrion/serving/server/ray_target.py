@@ -17,6 +17,7 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 
+from chrion.serving.manager.records import MAX_ATTEMPTS
 from chrion.serving.server import grpc_codec, merging
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.grace import Grace
@@ -28,8 +29,6 @@ from chrion.serving.server.target import Answer
 
 log = logging.getLogger("chrion.server")
 
-#: Maximum replicas that a request is sent to: two losses may be chance, a third one is the request's fault.
-_ATTEMPTS = 3
 #: Time within which a replica must answer questions about its state, in seconds (a choice, not measured).
 _QUESTION_S = 10.0
 
@@ -162,7 +161,7 @@ class ClusterTarget:
         number = next(self._numbers)
         tried: set[str] = set()
         try:
-            for _ in range(_ATTEMPTS):
+            for _ in range(MAX_ATTEMPTS):
                 self._require_replica()
                 try:
                     reply = await self._call(Call(number, model, method, arguments(), tried=frozenset(tried)))

@@ -15,14 +15,12 @@ from heapq import heappush
 import numpy as np
 
 from chrion.serving.manager.policies import Route
+from chrion.serving.manager.records import MAX_ATTEMPTS
 from chrion.serving.simulator.cluster_state import ClusterState, Job
 from chrion.serving.simulator.server import Host
 from chrion.serving.simulator.settings import AutoscalingSpec, DomainSpec
 
 _HOUR_MS = 3_600_000.0
-#: A request that waits on servers that fail is sent to another one so many times; then it fails
-#: (a choice, not measured).
-MAX_RETRIES = 3
 _NAN = float("nan")
 
 
@@ -81,7 +79,8 @@ class Availability:
         self._failed: Counter[int] = Counter()
         self._draining: set[int] = set()
         self._starting: set[int] = set()
-        self._retries: Counter[int] = Counter()
+        #: Servers that failed with each request.
+        self._lost: Counter[int] = Counter()
         #: Time and target number of servers of the decisions within ``stop_after_s``.
         self._targets: deque[tuple[float, int]] = deque()
         #: True while requests arrive.
@@ -150,10 +149,10 @@ class Availability:
 
     def _send_again(self, now: float, job: Job) -> None:
         number, model, *_ = job
-        self._retries[number] += 1
+        self._lost[number] += 1
         outstanding, homes = self._cluster.outstanding, self._cluster.homes[model]
         target = self.route(outstanding, self._eligible[model], homes, float(self._draws.random()))
-        if target == len(self._host_of) or self._retries[number] > MAX_RETRIES:
+        if target == len(self._host_of) or self._lost[number] == MAX_ATTEMPTS:
             self.refuse(now, job)
             return
         host = self._host_of[target]
