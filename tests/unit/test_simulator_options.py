@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from chrion.errors import ScenarioError, TraceError
+from chrion.serving.server.settings import BatchingSettings
 from chrion.serving.simulator.engine import ClusterEngine
 from chrion.serving.simulator.export import export_requests
 from chrion.serving.simulator.run import simulate
@@ -174,6 +175,12 @@ def test_the_busy_time_of_a_batch_counts_once() -> None:
     (found,) = simulate(scenario_of(variant, **sets))
     assert found.servers[0].gpu_busy * found.duration_ms == pytest.approx(4000.0)
     assert found.total.execution.mean_ms == pytest.approx(2000.0)
+
+
+def test_a_batch_waits_as_long_as_in_a_server_by_default() -> None:
+    """A request alone in a batch waits for others for the default of ``[batching]`` of a server's model."""
+    (found,) = simulate(scenario_of(TINY, requests=1, max_batch=4, preload=True))
+    assert found.total.mean_wait_ms == pytest.approx(BatchingSettings().max_delay_ms)
 
 
 def test_a_server_that_is_switched_on_has_an_empty_host_memory() -> None:

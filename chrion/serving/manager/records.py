@@ -12,6 +12,8 @@ from typing import NamedTuple
 ACCELERATOR, HOST = "accelerator", "host"
 #: The default of ``max_queue``, the requests of a model that may wait (a choice, not measured).
 MAX_QUEUE = 256
+#: The default of ``max_delay``, the time for which a request waits to share its batch (a choice, not measured).
+MAX_DELAY_MS = 1.0
 #: Servers that a request is sent to at most: two losses may be chance, a third one is the request's fault.
 MAX_ATTEMPTS = 3
 

@@ -15,7 +15,7 @@ from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.errors import InputError, ModelError
 from chrion.graph.blocks import parse_block_ms
 from chrion.profiler.precision import Precision
-from chrion.serving.manager.records import MAX_QUEUE
+from chrion.serving.manager.records import MAX_DELAY_MS, MAX_QUEUE
 
 #: Faults of a file that its message has.
 _NAMED = 5
@@ -27,7 +27,7 @@ class BatchingSettings(Record, frozen=True):
     #: Maximum rows of a batch.
     max_size: Annotated[int, Meta(ge=2, le=65536)] = 8
     #: Time for which a request waits for others; zero not to wait.
-    max_delay: str = "1ms"
+    max_delay: str = f"{MAX_DELAY_MS:g}ms"
 
     @property
     def max_delay_ms(self) -> float:

@@ -23,6 +23,7 @@ from chrion.errors import PlanError, ScenarioError
 from chrion.serving.manager.policies import Route, SpeedRoute
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
 from chrion.serving.manager.ready_queue import BatchLimits
+from chrion.serving.manager.records import MAX_DELAY_MS
 from chrion.serving.simulator.eligibility import check_fit
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
 from chrion.serving.simulator.overrides import TOP_KEYS, apply_sets
@@ -422,5 +423,5 @@ def _check_policies(policies: PolicySpec, slo: SloSpec) -> None:
 
 def _check_batches(specs: Sequence[ModelSpec]) -> None:
     for spec in specs:
-        if spec.max_delay_ms and spec.max_batch == 1:
+        if spec.max_batch == 1 and spec.max_delay_ms not in {0.0, MAX_DELAY_MS}:
             raise ScenarioError(f"models.{spec.name}.max_delay_ms = {spec.max_delay_ms:g}: only with max_batch above 1")

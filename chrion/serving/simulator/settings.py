@@ -11,7 +11,7 @@ from msgspec import Meta
 from chrion.common.records import LARGEST, Count, NonNegative, Positive, Record
 from chrion.errors import ScenarioError
 from chrion.serving.manager.policy_settings import DEFAULT_POLICIES, PolicySpec
-from chrion.serving.manager.records import MAX_QUEUE
+from chrion.serving.manager.records import MAX_DELAY_MS, MAX_QUEUE
 from chrion.serving.simulator.requests import MAX_CLASSES, Floats
 
 #: Kinds of workload that need no trace file.
@@ -182,7 +182,7 @@ class ModelSpec(Record, frozen=True):
     slo_ms: NonNegative = 0.0
     #: Dynamic batching: the maximum requests of a batch, and the longest time for which a request waits for others.
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
-    max_delay_ms: NonNegative = 0.0
+    max_delay_ms: NonNegative = MAX_DELAY_MS
     #: Requests that may wait on a GPU at the same time; more are dropped.
     max_queue: Annotated[int, Meta(ge=1, le=1_000_000)] = MAX_QUEUE
     #: Its variant in the pattern ``planned``; if empty, the planner chooses one.
