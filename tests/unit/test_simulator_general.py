@@ -160,7 +160,7 @@ def test_a_disk(rate_per_s: float) -> None:
     """Weights that are not in host memory are read from the disk."""
     spec = ServerSpec(gpus=2, gpu_memory_gb=2.5, cpu_cores=3, host_memory_gb=5.0, disk_gb_per_s=3.0, disk_fixed_ms=2.0)
     engine, rows, _ = compare([spec], Rules(), rate_per_s=rate_per_s)
-    assert len(rows) / 30 < engine.hosts[0].disk_loads < sum(engine.cluster.loads)
+    assert len(rows) / 30 < engine.hosts[0].memory.disk_loads < sum(engine.cluster.loads)
 
 
 @pytest.mark.parametrize("rate_per_s", [4.0, 15.0])

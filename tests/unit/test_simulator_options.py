@@ -188,7 +188,7 @@ def test_a_server_that_is_switched_on_has_an_empty_host_memory() -> None:
     sets = {"preload": True, "servers.count": 3, "gpu_memory_gb": 0.1, "host_memory_gb": 1.0}
     scenario = scenario_of({"memory_mb": 100.0, "latency_ms": 1.0}, 5, {"autoscaling": {"min_servers": 2}}, **sets)
     engine = ClusterEngine(scenario.engine_config("gpu"))
-    assert [len(host.held) for host in engine.hosts] == [5, 5, 0]
+    assert [len(host.memory.held) for host in engine.hosts] == [5, 5, 0]
 
 
 def test_disk_reads_are_the_misses_of_an_lru_cache() -> None:

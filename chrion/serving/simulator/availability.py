@@ -144,7 +144,7 @@ class Availability:
     @staticmethod
     def _reset(now: float, host: Host) -> list[Job]:
         waiting = [job for gpu in host.devices for job in gpu.reset(now)]
-        host.held.clear()
+        host.memory.held.clear()
         return waiting
 
     def _send_again(self, now: float, job: Job) -> None:

@@ -298,7 +298,7 @@ class ClusterEngine:
         self._fill()
         for host in self.hosts:
             if host.on:
-                host.fill(range(len(pinned)))
+                host.memory.fill(range(len(pinned)))
 
     def _fill(self) -> None:
         """Load further copies of models, in their order, into free memory."""

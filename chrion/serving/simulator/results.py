@@ -403,7 +403,7 @@ def _usage(engine: ClusterEngine, duration_ms: float, sizes: Sequence[int]) -> U
     return Usage(
         server_hours=sum(group.server_hours for group in groups),
         cost=sum(group.cost for group in groups),
-        disk_loads=sum(host.disk_loads for host in engine.hosts),
+        disk_loads=sum(host.memory.disk_loads for host in engine.hosts),
         offered_load=_offered_load(engine),
         groups=tuple(groups),
     )

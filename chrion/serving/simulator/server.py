@@ -2,9 +2,8 @@
 
 Beyond what a device decides:
 
-- Host memory holds weights that were loaded before. A load of others first reads them from the disk, or from a network
-  store (:mod:`chrion.serving.simulator.network_store`), while it occupies the link, and evicts the weights that no GPU
-  of the server uses and that have been idle longest, then those in use.
+- A load of weights that are not in host memory (:mod:`chrion.serving.manager.host_memory`) first reads them from the
+  disk, or from a network store (:mod:`chrion.serving.simulator.network_store`), while it occupies the link.
 - Evictions take no time: weights do not change, so nothing is written back.
 """
 
@@ -16,6 +15,7 @@ from heapq import heapify, heappush
 from typing import Any
 
 from chrion.serving.manager.device_server import DeviceServer, Execution, HostResources
+from chrion.serving.manager.host_memory import HostMemory
 from chrion.serving.manager.policies import ResidentModel
 from chrion.serving.manager.queue_estimate import Service
 from chrion.serving.manager.records import Reason
@@ -49,47 +49,15 @@ class Host(HostResources["Server"]):
         #: The time at which it was switched on, and the time for which it was on before.
         self.on_since_ms = 0.0
         self.on_ms = 0.0
-        self.disk_loads = 0
-        #: Bytes of the weights in host memory, by model.
-        self.held: dict[int, int] = {}
-        self._weights_mb = weights_mb
-        self._room_bytes = round(spec.host_memory_gb * 1e9)
-        self.has_disk = self._room_bytes > 0
+        room_bytes = round(spec.host_memory_gb * 1e9)
+        self.memory = HostMemory(
+            room_bytes, spec.disk_fixed_ms, spec.disk_gb_per_s, weights_mb, last_use_ms=self._last_use_ms
+        )
 
     @property
     def outstanding(self) -> int:
         """Requests on the server, waiting or running."""
         return sum(gpu.outstanding for gpu in self.devices)
-
-    def disk_ms(self, model: int, load_mb: float) -> float:
-        """Return the time of the disk in a load: zero if the weights are in host memory."""
-        if not self.has_disk or model in self.held:
-            return 0.0
-        return self.spec.disk_fixed_ms + load_mb / self.spec.disk_gb_per_s
-
-    def fetch(self, model: int) -> None:
-        """Put a model that is read from the disk into host memory, if it fits there; others leave until it does."""
-        if model in self.held:
-            return
-        self.disk_loads += 1
-        size = round(self._weights_mb[model] * 1e6)
-        if size > self._room_bytes:
-            return
-        free = self._room_bytes - sum(self.held.values())
-        for other in sorted(self.held, key=self._last_use_ms):
-            if free >= size:
-                break
-            free += self.held.pop(other)
-        self.held[model] = size
-
-    def fill(self, models: Sequence[int]) -> None:
-        """Put models into host memory before the first request, as far as they fit."""
-        free = self._room_bytes - sum(self.held.values())
-        for model in models if free else ():
-            size = round(self._weights_mb[model] * 1e6)
-            if model not in self.held and 0 < size <= free:
-                self.held[model] = size
-                free -= size
 
     def _last_use_ms(self, model: int) -> float:
         return max(gpu.last_use_ms(model) for gpu in self.devices)
@@ -166,7 +134,7 @@ class Server(DeviceServer[Job]):
             other.load_ms = self.load_ms[level * self._models + other.key]
         resident = self._put(now, model, room.level)
         self._note_memory(now)
-        self.host.fill([model])
+        self.host.memory.fill([model])
         self._note_idle(now, resident)
         return True
 
@@ -255,18 +223,19 @@ class Server(DeviceServer[Job]):
             self._record((number, model, self.index, arrival, _NAN, _NAN, is_cold, model))
 
     def _load_times(self, model: int) -> dict[int, float]:
-        load_mb, kinds = self._table.load_mb, range(model, self._levels * self._models, self._models)
-        return {i: self.load_ms[kind] + self.host.disk_ms(model, load_mb[kind]) for i, kind in enumerate(kinds)}
+        load_mb, disk_ms = self._table.load_mb, self.host.memory.disk_ms
+        kinds = range(model, self._levels * self._models, self._models)
+        return {i: self.load_ms[kind] + disk_ms(model, load_mb[kind]) for i, kind in enumerate(kinds)}
 
     def _begin_load(self, now: float, resident: ResidentModel) -> None:
-        model, host = resident.key, self.host
+        model, memory = resident.key, self.host.memory
         kind = resident.level * self._models + model
         load_ms = resident.load_ms = self.load_ms[kind]
         load_mb = self._table.load_mb[kind]
-        store = self.cluster.store if host.has_disk and model not in host.held else None
-        if host.has_disk:
-            load_ms += host.disk_ms(model, 0.0 if store else load_mb)
-            host.fetch(model)
+        store = self.cluster.store if memory.has_disk and model not in memory.held else None
+        if memory.has_disk:
+            load_ms += memory.disk_ms(model, 0.0 if store else load_mb)
+            memory.fetch(model)
         self._note_memory(now)
         self.link_busy_ms += load_ms
         self.loaded_mb += load_mb
@@ -275,7 +244,7 @@ class Server(DeviceServer[Job]):
         self._log(now, "load", kind)
         if store:
             done = partial(self._on_read, now, kind, load_ms)
-            store.begin(now, self.index, load_mb, host.spec.disk_gb_per_s, done)
+            store.begin(now, self.index, load_mb, self.host.spec.disk_gb_per_s, done)
         else:
             self._transfer(now, kind, load_ms)
 
