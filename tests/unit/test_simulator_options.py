@@ -183,6 +183,14 @@ def test_a_batch_waits_as_long_as_in_a_server_by_default() -> None:
     assert found.total.mean_wait_ms == pytest.approx(BatchingSettings().max_delay_ms)
 
 
+def test_a_request_is_sent_to_three_servers() -> None:
+    """A request that waits for a load of 20 s, on servers that fail every second, fails with the third one."""
+    variant = {"memory_mb": 100.0, "latency_ms": 1.0, "load_mb": 240_000.0}
+    sets = {"servers.count": 5, "mtbf_h": 1 / 3600, "mttr_s": 0.01, "requests": 1}
+    (found,) = simulate(scenario_of(variant, **sets))
+    assert (found.total.loads, found.total.failed) == (3, 1)
+
+
 def test_a_server_that_is_switched_on_has_an_empty_host_memory() -> None:
     """A preload fills the host memory of the servers that are on at the start."""
     sets = {"preload": True, "servers.count": 3, "gpu_memory_gb": 0.1, "host_memory_gb": 1.0}
