@@ -27,14 +27,18 @@ _MISSING = "needs the package lightgbm"
 Measure = Callable[[str, Array], ComparedModel]
 
 
-def baselines(rows: Rows, seed: int, measured: Measure) -> Iterator[ComparedModel]:
-    """Yield the baselines, measured on the held-out rows.
+def baselines(rows: Rows, seed: int, measured: Measure, most: int) -> Iterator[ComparedModel]:
+    """Yield the baselines, measured on the held-out rows, or without measures and with a note.
 
     Args:
         rows: The rows.
         seed: The seed of LightGBM.
         measured: Measures a model.
+        most: The most rows that models are fitted for.
     """
+    if len(rows.y) > most:
+        yield from _left_out(f"for at most {most:,} rows".replace(",", " "), "refit", "continued", "new rows only")
+        return
     problem, features = rows.problem, rows.features()
     if problem.loss in {leaves.LOGISTIC, leaves.SQUARED}:
         weights = refit(problem.part(rows.tuned), _RATE)
@@ -42,7 +46,7 @@ def baselines(rows: Rows, seed: int, measured: Measure) -> Iterator[ComparedMode
         margins = problem.raw(problem.original)
         yield _measured("continued", partial(_boosted, rows, features, margins, seed), measured)
     else:
-        yield from (ComparedModel(name, None, "for two classes and numbers only") for name in ("refit", "continued"))
+        yield from _left_out("for boosted trees of two classes, and for numbers", "refit", "continued")
     yield _measured("new rows only", partial(_boosted, rows, features, None, seed), measured)
 
 
@@ -62,6 +66,10 @@ def retrained(rows: Rows, seed: int, measured: Measure) -> Iterator[ComparedMode
         return _boosted(rows, rows.features(given=tables.given if tables else None), None, seed)
 
     yield _measured("old and new rows", make, measured)
+
+
+def _left_out(note: str, *names: str) -> Iterator[ComparedModel]:
+    return (ComparedModel(name, None, note) for name in names)
 
 
 def _measured(name: str, make: Callable[[], Array], measured: Measure) -> ComparedModel:

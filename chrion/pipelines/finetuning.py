@@ -50,7 +50,7 @@ _RIDGES = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)
 #: The gradient at which fits stop, relative to the first one; a tenth of it changes AUC by 0.04 points at most.
 TOLERANCE = 1e-2
 #: The most rows for which the tuning is repeated at earlier times, and other methods are tried.
-_MOST_ROWS = 200_000
+MOST_ROWS = 200_000
 SCOPES = ("all", "encoders", "leaves")
 
 #: Called with the number of stages done, the number of all, and the name of the next one.
@@ -135,8 +135,7 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     try:
         update(3, 4, "other methods")
         if not tuning.interrupted:
-            few = sum(rows.sizes) <= _MOST_ROWS
-            others = baselines(rows, seed, guard.compared) if few else iter(())
+            others = baselines(rows, seed, guard.compared, MOST_ROWS)
             for other in chain(others, retrained(with_old, seed, guard.compared) if with_old else ()):
                 report = replace(report, compared=(*report.compared, other))
     except KeyboardInterrupt:
@@ -399,7 +398,7 @@ def _compared(
     trials: list[Trial] = []
     try:
         # Networks are trained once: all candidates are compared on the same rows.
-        few = len(tuning.rows.y) <= _MOST_ROWS
+        few = len(tuning.rows.y) <= MOST_ROWS
         if few and tuning.tuned and not (tuning.soft or tuning.interrupted):
             trials.extend(_trial(Tuning(rows, scope, seed), shares) for rows in tuning.rows.earlier())
         return _decide(tuning, shares, seed, trials)

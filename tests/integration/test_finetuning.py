@@ -377,6 +377,22 @@ def test_old_rows_make_a_model_with_its_own_encoder_to_compare_with(cli: Chrion)
     assert_refused(cli(*words), "old.csv: no column 'city'")
 
 
+def test_methods_that_are_left_out_have_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many rows none is compared; a forest of two classes is neither refitted nor continued."""
+    table = drifted(binary(), 1.0)
+
+    def notes(made: TreeEnsemble) -> dict[str, str]:
+        _, report = chrion.finetune(tree_model(made, "TreeEnsembleClassifier"), table, scope="leaves")
+        return {own.name: own.note for own in report.compared if not own.measures and "lightgbm" not in own.note}
+
+    probabilities = np.random.default_rng(1).random(binary().leaf_count).astype(np.float32) / binary().trees
+    forest = replace(binary(transform="NONE"), entry_weights=probabilities)
+    assert notes(forest) == dict.fromkeys(("refit", "continued"), "for boosted trees of two classes, and for numbers")
+    assert not notes(binary())
+    monkeypatch.setattr("chrion.pipelines.finetuning.MOST_ROWS", ROWS - 1)
+    assert notes(binary()) == dict.fromkeys(("refit", "continued", "new rows only"), "for at most 2 999 rows")
+
+
 def with_prior_shift(rows: int = 6000) -> Any:
     """Return rows of a binary classifier of which three quarters of the second class are left out."""
     table = drifted(binary(), 0.0, rows=rows)
