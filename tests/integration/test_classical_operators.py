@@ -30,11 +30,18 @@ def classical(name: str, inputs: list[str], output: str, **attributes: Any) -> o
     return node(name, inputs, [output], **ML, **attributes)
 
 
-def on_two_lanes(nodes: list[onnx.NodeProto], feeds: dict[str, Array], outputs: dict[str, int]) -> list[Array]:
+def on_two_lanes(
+    nodes: list[onnx.NodeProto],
+    feeds: dict[str, Array],
+    outputs: dict[str, int],
+    weights: dict[str, Array] | None = None,
+) -> list[Array]:
     """Return the outputs of a model whose operators alternate between two lanes."""
     kinds = {"f": TensorProto.FLOAT, "i": TensorProto.INT64, "O": TensorProto.STRING}
     inputs = [value(name, kinds[array.dtype.kind], [*array.shape]) for name, array in feeds.items()]
-    graph = helper.make_graph(nodes, "pipeline", inputs, [value(name, kind, None) for name, kind in outputs.items()])
+    declared = [value(name, kind, None) for name, kind in outputs.items()]
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
+    graph = helper.make_graph(nodes, "pipeline", inputs, declared, constants)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
     loaded = chrion.load(helper.make_model(graph, opset_imports=opsets, ir_version=8))
     plan = chrion.scheduler.fixed_plan(loaded, alternating_lanes(loaded))
@@ -125,6 +132,45 @@ def test_linear_models_and_support_vectors_have_the_values_of_their_formulas(see
     assert [own for own, certain in zip(label.tolist(), sure, strict=True) if certain] == [
         labels[at] for at in raw.argmax(1)[sure]
     ]
+
+
+@given(seed=SEEDS)
+@examples(60)
+def test_factorisations_have_the_values_of_their_formulas(seed: int) -> None:
+    """A product of the factors of two texts, which may be unknown; and a machine that adds up all pairs of features."""
+    rng = np.random.default_rng(seed)
+    rows, known, width, factors = int(rng.choice([1, 2, 30])), int(rng.integers(1, 6)), 4, int(rng.integers(1, 9))
+    feeds: dict[str, Array] = {"z": floats(rng, rows, width) * (rng.random((rows, width)) < 0.7)}
+    bias, linear, each = floats(rng, 1), floats(rng, width, 1), floats(rng, width, factors)
+    weights = {"axis": np.array([1]), "half": np.float32([0.5]), "bias": bias, "linear": linear, "each": each}
+    nodes, rating = [], np.ones((rows, factors), np.float32)
+    for name in ("user", "item"):
+        words, feeds[name] = rng.permutation(WORDS)[:known].tolist(), rng.choice(np.array(WORDS, object), rows)
+        numbers = {"keys_strings": words, "values_int64s": [*range(known)], "default_int64": known}
+        nodes.append(classical("LabelEncoder", [name], f"row of {name}", **numbers))
+        nodes.append(node("Gather", [f"table of {name}", f"row of {name}"], [f"factors of {name}"]))
+        weights[f"table of {name}"] = table = floats(rng, known + 1, factors)
+        rating *= table[[words.index(word) if word in words else known for word in feeds[name]]]
+    nodes += [
+        node("Mul", ["factors of user", "factors of item"], ["products"]),
+        node("ReduceSum", ["products", "axis"], ["rating"], keepdims=1),
+        node("MatMul", ["z", "each"], ["sums"]),
+        node("Mul", ["sums", "sums"], ["squared sums"]),
+        node("Mul", ["z", "z"], ["squared z"]),
+        node("Mul", ["each", "each"], ["squared each"]),
+        node("MatMul", ["squared z", "squared each"], ["own"]),
+        node("Sub", ["squared sums", "own"], ["twice"]),
+        node("ReduceSum", ["twice", "axis"], ["pairs twice"], keepdims=1),
+        node("Mul", ["pairs twice", "half"], ["pairs"]),
+        node("MatMul", ["z", "linear"], ["line"]),
+        node("Sum", ["bias", "line", "pairs"], ["machine"]),
+        node("Concat", ["rating", "machine"], ["y"], axis=1),
+    ]
+    [found] = on_two_lanes(nodes, feeds, {"y": TensorProto.FLOAT}, weights)
+    columns = feeds["z"].T
+    pairs = sum(each[a] @ each[b] * columns[a] * columns[b] for a in range(width) for b in range(a))
+    expected = np.stack([rating.sum(axis=1), bias + linear[:, 0] @ columns + pairs], axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(3))
