@@ -14,7 +14,7 @@ from chrion.cli import outputs
 from chrion.cli.console import note, show, show_json, step
 from chrion.cli.exit_codes import OUT_OF_REACH
 from chrion.cli.option_groups import CostOptions
-from chrion.cli.options import CoresOption, ForceOption, HardwareOption, JsonOption, ShapeOption
+from chrion.cli.options import CoresOption, ForceOption, JsonOption, ShapeOption, complete_hardware
 from chrion.common.files import write_atomically
 from chrion.common.suggestions import did_you_mean
 from chrion.common.units import format_shape, parse_duration_ms, parse_shape
@@ -72,7 +72,14 @@ def multi(
         ),
     ] = None,
     shape: ShapeOption = None,
-    hardware: HardwareOption = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            metavar="epyc-16",
+            autocompletion=complete_hardware,
+            help="Estimate costs from the datasheet of a processor: a name of `chrion hardware`, or a TOML file.",
+        ),
+    ] = None,
     load: Annotated[str, typer.Option(metavar="NAME", help=f"How tasks arrive: {', '.join(LOADS)}.")] = "periodic",
     block: Annotated[
         str | None,

@@ -143,6 +143,16 @@ def test_a_certain_decision_stays_valid(clock: FakeClock) -> None:
     assert cache.recall() == Decision("plain", None, "fastest")
 
 
+def test_a_decision_keeps_the_time_at_which_it_was_made(clock: FakeClock) -> None:
+    """Stored again later, under another key or the same, it is as old as before."""
+    made = DecisionCache("graph", clock=clock).keep(Decision("plain", None, "by chance", uncertain=True))
+    clock.now_s += 50
+    again = DecisionCache("source", clock=clock)
+    assert (again.keep(made).made_s, again.keep(made).attempts) == (made.made_s, 1)
+    clock.now_s += 11
+    assert again.recall() is None
+
+
 def test_an_uncertain_decision_is_valid_for_a_limited_time(clock: FakeClock) -> None:
     """An uncertain decision is valid for a minute at first.
 

@@ -183,10 +183,11 @@ class DecisionCache:
 
     def keep(self, decision: Decision) -> Decision:
         """Store a decision and return it with its number of attempts. Do nothing if the cache cannot be written."""
-        before, _ = self._stored()
-        if decision.uncertain and before and before.uncertain:
-            decision = replace(decision, attempts=before.attempts + 1)
-        decision = replace(decision, made_s=self._clock())
+        if not decision.made_s:  # else it was made before, and is stored under another key
+            before, _ = self._stored()
+            if decision.uncertain and before and before.uncertain:
+                decision = replace(decision, attempts=before.attempts + 1)
+            decision = replace(decision, made_s=self._clock())
         self.store(decision)
         return decision
 
@@ -198,7 +199,7 @@ class DecisionCache:
         """Mark the stored decision as uncertain, so that it is made again after a while."""
         decision, _ = self._stored()
         if decision:
-            self.keep(replace(decision, uncertain=True))
+            self.keep(replace(decision, uncertain=True, made_s=0.0))
 
     def _stored(self) -> tuple[Decision | None, float]:
         """Return the decision in the file, valid or not, and its age in seconds."""
