@@ -7,8 +7,8 @@ Takes hours; ``-o`` writes the results ``peers``, in which rows of models that `
 OpenVINO is timed in float32 with one thread, with as many as there are cores and with its own choice, and with its
 default precision, which is bfloat16 where the CPU has it; its inputs and outputs share memory with numpy. PyTorch is
 timed eager and compiled, with one thread and with all cores: on stacks of LSTMs and GRUs as a module of the same sizes,
-on other models as onnx2torch converts them, except for models with recurrent operators, which it cannot convert. It is
-left out if it is not installed. HybridSession is timed in float32, and in bfloat16 where the CPU has it.
+on other models as onnx2torch converts them, if it can: not with recurrent operators, for example. It is left out if it
+is not installed. HybridSession is timed in float32, and in bfloat16 where the CPU has it.
 Each candidate runs alone, in alternating rounds; trials count as in ``bench_cpu.py``.
 """
 
@@ -56,10 +56,13 @@ try:
 except ImportError:
     openvino = None
 try:
-    import onnx2torch
     import torch
 except ImportError:
     torch = None
+try:
+    import onnx2torch
+except ImportError:
+    onnx2torch = None
 
 PLAIN, FLOAT32, DEFAULT, TORCH = "onnxruntime", "OpenVINO float32", "OpenVINO default", "PyTorch"
 BFLOAT16 = "HybridSession in bf16"
@@ -165,7 +168,7 @@ def stack_module(source: bytes) -> Any:
 
 def converted_module(source: bytes) -> Any:
     """Return a model as onnx2torch converts it after constants are folded, or None if it cannot."""
-    if torch is None:
+    if torch is None or onnx2torch is None:
         return None
     with TemporaryDirectory() as folder:
         options = ort.SessionOptions()

@@ -3,8 +3,8 @@
     python scripts/scale_simulator.py [--most 10000000]
 
 The clusters have 500 models on 8 servers, 5000 on 64 and 10 000 on 1000 servers of 12 GB, Zipf popularity,
-resident-first routing and LRU eviction; the rows "all options" have two GPUs a server, host memory before a disk,
-failures, autoscaling, keep-alive times, prefetching, batches, deadlines and two priorities as well. Each size runs in a
+resident-first routing and LRU eviction; the rows "many options" have two GPUs a server, host memory before a disk,
+failures, autoscaling, keep-alive times, batches, deadlines and two priorities as well. Each size runs in a
 new process, so that its peak memory can be measured. Building is from the scenario's content to an engine without
 requests.
 """
@@ -30,7 +30,7 @@ from chrion.serving.simulator.scenario import ScenarioSource
 SIZES = (100_000, 1_000_000, 10_000_000)
 #: Models and servers.
 CLUSTERS = ((500, 8), (5000, 64), (10_000, 1000))
-#: Patterns, and whether all options are used.
+#: Patterns, and whether many options are used.
 ROWS = (("gpu", False), ("hybrid", False), ("hybrid", True))
 
 
@@ -55,7 +55,7 @@ def content(models_number: int, servers: int, requests: int) -> dict[str, Any]:
 
 
 def with_options(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the scenario with all options, at half as many servers of two GPUs."""
+    """Return the scenario with many options, at half as many servers of two GPUs."""
     count = plain["servers"][0]["count"] // 2
     server = {"count": count, "gpus": 2, "host_memory_gb": 48.0, "disk_gb_per_s": 3.0, "mtbf_h": 1.0, "mttr_s": 60.0}
     models = [{**model, "max_batch": 4} for model in plain["models"]]
@@ -91,7 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=SIZES[-1], help="the most requests to simulate")
     most = parser.parse_args().most
-    print("| models, servers | pattern | requests | s to build | CPU seconds | us per request | peak MB | swapping |")
+    print(
+        "| models, servers | pattern | requests | seconds to build | CPU seconds | us per request | peak MB | swapping |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     sizes = [size for size in SIZES if size <= most]
     for cluster, (pattern, options), requests in itertools.product(CLUSTERS, ROWS, sizes):
@@ -100,7 +102,7 @@ def main() -> None:
             build, seconds, peak_mb, swapping = run.result()
         each = seconds / requests * 1e6
         figures = f"{requests} | {build:.2f} | {seconds:.2f} | {each:.2f} | {peak_mb:.0f} | {swapping:.1%}"
-        name = pattern + ", all options" * options
+        name = pattern + ", many options" * options
         print(f"| {cluster[0]}, {cluster[1]} | {name} | {figures} |", flush=True)
 
 

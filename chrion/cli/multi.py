@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os.path
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ def multi(
         typer.Option(
             metavar="5ms",
             help="Limit of a block's time.",
-            show_default="5ms, or half the shortest deadline from 2ms",
+            show_default="2ms to 5ms, by the shortest deadline",
         ),
     ] = None,
     cores: CoresOption = None,
@@ -227,21 +228,25 @@ def _show(
 def _names(models: list[Path]) -> list[str]:
     """Return a name for each model: the stem of its file.
 
-    If several files have it, the names are those of the nearest folders that differ, but not their versions, or else
-    the stems, numbered.
+    If stems repeat, the names are those of the nearest folders of which all differ and none is a version, or else the
+    stems, numbered.
     """
-    levels = zip(*((path.stem, *(folder.name for folder in path.parents)) for path in models), strict=False)
-    for level in levels:
-        if len(set(level)) == len(models) and all(name and not name.isdecimal() for name in level):
-            return list(level)
-    names: list[str] = []
-    for path in models:
-        stem, count = path.stem, 1
-        while stem in names:
+    stems = [path.stem for path in models]
+    if len(set(stems)) == len(models):
+        return stems
+    paths = (Path(os.path.abspath(path)) for path in models)  # noqa: PTH100 - without following links
+    above = (tuple(folder.name for folder in path.parents) for path in paths)
+    for names in zip(*above, strict=False):
+        if len(set(names)) == len(models) and all(name and not name.isdecimal() for name in names):
+            return list(names)
+    numbered: list[str] = []
+    for stem in stems:
+        name, count = stem, 1
+        while name in numbered:
             count += 1
-            stem = f"{path.stem}-{count}"
-        names.append(stem)
-    return names
+            name = f"{stem}-{count}"
+        numbered.append(name)
+    return numbered
 
 
 def _shapes(texts: Sequence[str], models: Mapping[str, Path]) -> dict[str, dict[str, Any]]:

@@ -43,9 +43,8 @@ def plot_results(results: Sequence[PatternResult], path: Path) -> None:
     """Draw execution times by family (Figure 11), all response times, memory, and the load over time.
 
     Patterns are named with the cost of an hour if servers have a price. The memory is that of every server, with their
-    mean and range. The load is the rate of arrivals, the waiting
-    requests, the violations, and the servers that are on and available; all but the first have a panel if there are
-    any, or if servers come and go.
+    mean and range. The load is the rate of arrivals, the waiting requests, the violations, and the servers that are on
+    and available; all but the first have a panel if there are any, or if servers come and go.
 
     Raises:
         OptionError: matplotlib is not installed, or the file cannot be written.

@@ -381,6 +381,9 @@ class BackgroundTuner:
             timings=timings,
             footprint=decision.footprint if plan else None,
             candidate=None,
+            attempts=1,
+            made_s=0.0,
+            origin="",
         )
         self._queue_after(0.0, _Work(0.0, named, again=True, use=partial(self._use_selected, named, made, engine)))
 

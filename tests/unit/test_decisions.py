@@ -153,6 +153,17 @@ def test_a_decision_keeps_the_time_at_which_it_was_made(clock: FakeClock) -> Non
     assert again.recall() is None
 
 
+def test_a_decision_that_is_marked_uncertain_is_made_again_after_a_minute(clock: FakeClock) -> None:
+    """The minute begins when it is marked, however old it is."""
+    cache = DecisionCache("model", clock=clock)
+    cache.keep(Decision("plain", None, "fastest"))
+    clock.now_s += 1000
+    cache.mark_uncertain()
+    assert cache.recall() is not None
+    clock.now_s += 61
+    assert cache.recall() is None
+
+
 def test_an_uncertain_decision_is_valid_for_a_limited_time(clock: FakeClock) -> None:
     """An uncertain decision is valid for a minute at first.
 

@@ -23,10 +23,9 @@ from chrion.serving.multi.top_search import TopPlanner
 from chrion.serving.multi.virtual_lanes import BlockTimes, PinnedLanes, SharedCores, VirtualLanes
 
 Drop = Literal["newest", "oldest"]
-#: The limit of a block's time if none is given: a lane is free for a task with a short deadline after half of it. A
-#: chain in blocks of 2 ms takes a few percent longer than one in blocks of 5 ms, which is why they are not the default.
-#: SqueezeNet, an LSTM with a deadline of 4 ms and BERT, at 0.8 of the capacity: 10.7 % of the tasks are late with 5 ms,
-#: 4.1 % with 2 ms; at 0.9, 18 to 20 and 7.5 to 10 %, with 1 ms 13 %.
+#: The limit of a block's time if none is given: a lane is free for a task with a short deadline after half of it, but
+#: shorter blocks take more time in all. SqueezeNet, an LSTM with a deadline of 4 ms and BERT, at 0.9 of the capacity:
+#: 18 and 20 % of the tasks are late with 5 ms, 7.5 and 10 % with 2 ms in the same runs, 13 % with 1 ms.
 _BLOCK_MS, _SHORT_BLOCK_MS = 5.0, 2.0
 
 

@@ -145,7 +145,9 @@ class Scenario:
             weights=[spec.weight for spec in specs],
             pinned=[spec.pinned for spec in specs],
             max_queue=[spec.max_queue for spec in specs],
-            batching=[BatchLimits(spec.max_batch, spec.max_delay_ms) for spec in specs] if self._batches else (),
+            batching=[BatchLimits(spec.max_batch, spec.max_delay_ms if spec.max_batch > 1 else 0.0) for spec in specs]
+            if self._batches
+            else (),
             batch_cost=[[variant.batch_cost for variant in level] for level in (first, *smaller)],
             fail_together=bool(self.domains),
         )

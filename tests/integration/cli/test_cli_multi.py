@@ -142,14 +142,16 @@ def test_loads_are_estimated_for_another_machine(cli: Chrion, models: list[str])
     ("files", "names"),
     [
         (("cam/1/model.onnx", "lidar/2/model.onnx"), ["cam", "lidar"]),
-        (("a.onnx", "b/a.onnx", "c/a.onnx"), ["a", "a-2", "a-3"]),
+        (("cam/model.onnx", "x/../lidar/model.onnx"), ["cam", "lidar"]),
         (("a.onnx", "a.onnx"), ["a", "a-2"]),
+        (("b/1.onnx", "c/2.onnx"), ["1", "2"]),
         (("a.onnx", "b/c.onnx"), ["a", "c"]),
     ],
 )
 def test_models_are_named(cli: Chrion, models: list[str], files: tuple[str, ...], names: list[str]) -> None:
     """By their files; in a repository, by their folders."""
     for file in files:
+        Path("x").mkdir(exist_ok=True)
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_bytes(Path(models[0]).read_bytes())
     code, out, err = cli("multi", *files, "--rates", "1", "--duration", "1s", "--hardware", "epyc-16", "--json")
