@@ -25,7 +25,7 @@ from chrion.pipelines.soft.soft_trees import SoftTrees, soften
 from chrion.pipelines.soft.training import Training, TrainingOptions
 from finetuning.click_logs import Splits
 from finetuning.encodings import Encoder
-from finetuning.paper_pipelines import FACTORS, LEAVES, FactorisationMachine
+from finetuning.paper_pipelines import FACTORS, LEAVES
 
 Array = np.ndarray[Any, Any]
 _DROPOUT, _RATE, _COLD_FACTORS = 0.1, 1e-3, 0.01
@@ -143,22 +143,23 @@ class Networks:
         self._vectors, self._numbers = encoder.vectors, splits.train.numbers.shape[1]
         self._seed, self._options = seed, TrainingOptions(rate=_RATE, epochs=epochs)
 
-    def predicted(self, logistic: Any, booster: Any, machine: FactorisationMachine) -> Iterator[tuple[str, Array]]:
+    def predicted(
+        self, forms: Mapping[str, Form], booster: Any, logistic: Any = None, machine: Any = None
+    ) -> Iterator[tuple[str, Array]]:
         """Yield the name of each form, and the probability of class 1 of the rows to test with.
 
         Args:
-            logistic: The logistic regression.
+            forms: The forms by name.
             booster: The trees of LightGBM.
-            machine: The factorisation machine of their leaves.
+            logistic: The logistic regression, for Pipe1.
+            machine: The :class:`FactorisationMachine` of the leaves of the trees, for Pipe3.
         """
         declared = [("x", FloatTensorType([None, self._x.shape[1]]))]
         pipeline = Pipeline(convert_lightgbm(booster, initial_types=declared, zipmap=False))
-        for name, form in FORMS.items():
-            yield name, self._predict(form, pipeline, logistic, booster, machine)
+        for name, form in forms.items():
+            yield name, self._predict(form, pipeline, booster, logistic, machine)
 
-    def _predict(
-        self, form: Form, pipeline: Pipeline, logistic: Any, booster: Any, machine: FactorisationMachine
-    ) -> Array:
+    def _predict(self, form: Form, pipeline: Pipeline, booster: Any, logistic: Any, machine: Any) -> Array:
         rng = np.random.default_rng(self._seed)
         train = self._x[: self._ends[0]]
         trees = soften(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 import lightgbm as lgb
@@ -49,10 +51,22 @@ PRINTED: Mapping[str, Mapping[str, tuple[float | None, float | None, float | Non
         "W.T. Pipe3, cold": (None, 0.7966, 0.7975),
     },
 }
+#: AUC of table 5.6, of Pre2, by data, row and share of the rows to train with.
+PRINTED_SHARES: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
+    "criteo": {
+        "Pipe2": (0.7781, 0.7777, 0.7657),
+        "W.T. Pipe2, L2": (0.7924, 0.7874, 0.7685),
+        "W.T. Pipe2, L3": (0.8051, 0.7912, 0.7699),
+        "W.T. Pipe2": (0.8053, 0.7906, 0.7691),
+    },
+}
+_SHARES = (1.0, 0.1, 0.01)
+#: The row, the column, and the AUC and the log loss of the rows to test with.
+Cell = tuple[str, str, float, float]
 
 
-def cells(splits: Splits, seed: int, epochs: int) -> Iterator[tuple[str, str, float, float]]:
-    """Yield the row, the preprocessing, and the AUC and the log loss of the rows to test with.
+def cells(splits: Splits, seed: int, epochs: int) -> Iterator[Cell]:
+    """Yield the cells of tables 5.3 to 5.5, whose columns are preprocessings.
 
     Beside the three pipelines: LightGBM that is stopped early, as it would be today, TabM if it is installed, and the
     pipelines as networks if JAX and onnxmltools are.
@@ -62,13 +76,38 @@ def cells(splits: Splits, seed: int, epochs: int) -> Iterator[tuple[str, str, fl
         seed: The seed of all.
         epochs: The most epochs of a network.
     """
-    y = [own.y.astype(np.int64) for own in (splits.train, splits.validation, splits.test)]
     for scheme in SCHEMES:
-        encoder = Encoder(SCHEMES[scheme], splits.train)
-        x = [encoder.encode(splits.train, trained=True), encoder.encode(splits.validation), encoder.encode(splits.test)]
+        encoder, x, y = _encoded(splits, scheme)
         for name, found in _predicted(splits, encoder, x, y, seed, epochs):
-            measures = measure(np.stack([1 - found, found], axis=1), y[2].astype(np.float64))
-            yield name, scheme, measures.gain, measures.loss
+            yield name, scheme, *_measured(found, y[2])
+
+
+def share_cells(splits: Splits, seed: int, epochs: int) -> Iterator[Cell]:
+    """Yield the cells of table 5.6, whose columns are shares of the rows to train with, at random; as :func:`cells`."""
+    from finetuning.paper_networks import FORMS, Networks  # noqa: PLC0415 - optional
+
+    forms = {name: FORMS[name] for name in ("W.T. Pipe2, L2", "W.T. Pipe2, L3", "W.T. Pipe2")}
+    order = np.random.default_rng(seed).permutation(len(splits.train))
+    for share in _SHARES:
+        part = replace(splits, train=splits.train.part(np.sort(order[: round(share * len(order))])))
+        encoder, x, y = _encoded(part, "Pre2")
+        trees = fit_trees(x[0], y[0], seed)
+        networks = Networks(part, encoder, x, y, seed, epochs)
+        for name, found in chain([("Pipe2", np.asarray(trees.predict(x[2])))], networks.predicted(forms, trees)):
+            yield name, f"{100 * share:g} %", *_measured(found, y[2])
+
+
+def _encoded(splits: Splits, scheme: str) -> tuple[Encoder, list[Array], list[Array]]:
+    """Return a preprocessing, and the features and the classes of the rows to train, to choose and to test with."""
+    encoder = Encoder(SCHEMES[scheme], splits.train)
+    x = [encoder.encode(splits.train, trained=True), encoder.encode(splits.validation), encoder.encode(splits.test)]
+    return encoder, x, [own.y.astype(np.int64) for own in (splits.train, splits.validation, splits.test)]
+
+
+def _measured(found: Array, y: Array) -> tuple[float, float]:
+    """Return the AUC and the log loss of probabilities of class 1."""
+    measures = measure(np.stack([1 - found, found], axis=1), y.astype(np.float64))
+    return measures.gain, measures.loss
 
 
 def _predicted(  # noqa: PLR0913, PLR0917 - as of the cells
@@ -88,9 +127,9 @@ def _predicted(  # noqa: PLR0913, PLR0917 - as of the cells
         filled = [np.nan_to_num(own) for own in x]
         yield "TabM", fit_tabm(filled[0], y[0], (filled[1], y[1]), seed, epochs)(filled[2])
     if find_spec("jax") and find_spec("onnxmltools"):
-        from finetuning.paper_networks import Networks  # noqa: PLC0415 - optional
+        from finetuning.paper_networks import FORMS, Networks  # noqa: PLC0415 - optional
 
-        yield from Networks(splits, encoder, x, y, seed, epochs).predicted(logistic, trees, machine)
+        yield from Networks(splits, encoder, x, y, seed, epochs).predicted(FORMS, trees, logistic, machine)
 
 
 def _stopped(x: Array, y: Array, chosen: tuple[Array, Array], seed: int) -> Callable[[Array], Array]:
