@@ -91,10 +91,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=SIZES[-1], help="the most requests to simulate")
     most = parser.parse_args().most
-    print(
-        "| models, servers | pattern | requests | seconds to build | CPU seconds | us per request | peak MB | swapping |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ("models, servers", "pattern", "requests", "seconds to build", "CPU seconds", "us per request", "peak MB")
+    print(f"| {' | '.join(columns)} | swapping |\n|{'---|' * 8}")
     sizes = [size for size in SIZES if size <= most]
     for cluster, (pattern, options), requests in itertools.product(CLUSTERS, ROWS, sizes):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
