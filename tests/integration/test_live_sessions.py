@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, load, zoo
+from chrion.common.files import cache_folder
 from chrion.devices.small_models import smallest_model
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
@@ -225,7 +227,7 @@ def test_live_requests_decide_where_timings_are_uncertain(
         assert session.wait_until_tuned(30)
         assert session.plan is None
         assert COMPARING in session.explain()
-        end_s = time.monotonic() + 60
+        compared_s, end_s = time.time(), time.monotonic() + 60
         while COMPARING in session.explain() and time.monotonic() < end_s:
             assert_equal(call(session, how), EXPECTED)
         text, served_s = "on live requests (plain 30.0 ms; plan 1", time.monotonic() + 30
@@ -234,6 +236,9 @@ def test_live_requests_decide_where_timings_are_uncertain(
         assert text in session.explain()
         assert (session.plan is not None) is (plan_ms < 30)
         assert_equal(call(session, how), EXPECTED)
+    stored = [json.loads(path.read_text()) for path in (cache_folder() / "decisions").glob("*.json")]
+    assert all(own["made_s"] > compared_s for own in stored if text in own["why"])
+    assert any(text in own["why"] for own in stored)
     made = plans.made
     for mode in ("never", "now", "background"):
         with HybridSession(branches(), tune=mode) as session:
