@@ -66,6 +66,15 @@ def test_json_and_plot(cli: Chrion) -> None:
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_plot_names_the_cost_of_patterns(cli: Chrion) -> None:
+    """If servers have a price, the legend has that of an hour."""
+    words = ("simulate", "table7", "--set", "requests=500")
+    for options, cost in ((("--set", "cost_per_hour=1.5"), True), ((), False)):
+        code, _, err = cli(*words, *options, "--plot", "plot.svg", "--force")
+        assert code == 0, err
+        assert ("1.50 per hour" in Path("plot.svg").read_text()) is cost
+
+
 def test_sweep(cli: Chrion) -> None:
     """A sweep lists the points of its grid in order; without ``--json``, a table has a column for the swept key."""
     options = ("simulate", "table7", "--set", "requests=100", "--sweep", "gpu_memory_gb=9,12", "--workers", "1")
