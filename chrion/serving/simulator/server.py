@@ -2,7 +2,7 @@
 
 Beyond what a device decides:
 
-- A load of weights that are not in host memory (:mod:`chrion.serving.manager.host_memory`) first reads them from the
+- A load of weights that are not in host memory (:mod:`chrion.serving.simulator.host_memory`) first reads them from the
   disk, or from a network store (:mod:`chrion.serving.simulator.network_store`), while it occupies the link.
 - Evictions take no time: weights do not change, so nothing is written back.
 """
@@ -15,12 +15,12 @@ from heapq import heapify, heappush
 from typing import Any
 
 from chrion.serving.manager.device_server import DeviceServer, Execution, HostResources
-from chrion.serving.manager.host_memory import HostMemory
 from chrion.serving.manager.policies import ResidentModel
 from chrion.serving.manager.queue_estimate import Service
 from chrion.serving.manager.records import Reason
 from chrion.serving.simulator.averages import BinnedAverage
 from chrion.serving.simulator.cluster_state import ClusterState, Job
+from chrion.serving.simulator.host_memory import HostMemory
 from chrion.serving.simulator.settings import ServerSpec
 
 #: A batch whose end is not certain: the requests, the time of their start, and their kind.

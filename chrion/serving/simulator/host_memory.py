@@ -1,8 +1,7 @@
 """Host memory of a server before a disk or a network store.
 
 It holds weights that were loaded before. A load of others first reads them from the disk. For them, the weights that no
-device of the server uses and that have been idle longest leave host memory, then those in use. Only simulated servers
-have it: ``chrion serve`` leaves what is in host memory to the system.
+device of the server uses and that have been idle longest leave host memory, then those in use.
 """
 
 from __future__ import annotations
