@@ -13,8 +13,9 @@ of iterations were fitted to a Generator that always has requests, and requests 
 ``bench_generate.py load``; the simulation predicts throughput and latency of the same requests. The speed of a shared
 machine varies from run to run. ``iterations / costs`` is the time of a run's iterations divided by that of the costs,
 and what is compared *at equal speed* has been scaled by it. That still tests what the simulation says of arrivals,
-batches and waiting, but not the costs. *prediction*: the same for the latencies of single tokens at 70 % of what a
-simulation at saturation serves; costs are measured before, between and after the loads. *device*: decode iterations
+batches and waiting, but not the costs. *prediction*: the same for the latencies of single tokens of
+a model server, as clients see them over HTTP, at 70 % of what a simulation at saturation serves; costs are measured on
+that server before, between and after the loads. *device*: decode iterations
 with keys and values in host memory, and with all of them on a device (:mod:`decoding.on_device`), for batches up to the
 largest one that fits in ``--budget`` on the device and eight times as many requests. ``-o`` replaces the section
 ``decoders-`` with the name of the part in pages; *simulation* also has the sections ``decoders-agreement`` and
@@ -176,7 +177,8 @@ def read_arguments() -> argparse.Namespace:
     prediction = parts.add_parser("prediction", help="latencies of tokens beside the simulation", formatter_class=kind)
     prediction.add_argument("--requests", type=positive, default=200, help="requests of a run")
     prediction.add_argument("--repeats", type=positive, default=5, help="runs, each with other requests")
-    prediction.add_argument("--threads", type=positive, default=len(physical_cores()), help="CPU threads")
+    spare = max(1, len(physical_cores()) - 1)
+    prediction.add_argument("--threads", type=positive, default=spare, help="CPU threads; one is left for the server")
     prediction.set_defaults(run=beside_prediction)
     device = parts.add_parser("device", help="on an accelerator", formatter_class=kind)
     device.add_argument("--provider", required=True, help="the execution provider of the device, for example cuda")

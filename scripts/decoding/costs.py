@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from msgspec import to_builtins
 from chrion.generation import Generator
 from chrion.generation.scheduling import POLICIES
 from chrion.serving.simulator.decoder_costs import IterationCosts
+from chrion.serving.simulator.decoder_requests import DecoderWorkload
 from chrion.serving.simulator.iterations import draw_requests
 from decoding.code_version import check_version
 from decoding.load import Costs, load_scenario, scheduled
@@ -50,15 +52,19 @@ class CostMeter:
     Args:
         generator: A generator without requests.
         scale: Divides Orca's lengths.
+        send: Has the generator serve requests that arrive at once; by default, they are submitted here.
 
     Attributes:
         rows: All measured iterations, and how long they took in ms.
     """
 
-    def __init__(self, generator: Generator, scale: int) -> None:
+    def __init__(
+        self, generator: Generator, scale: int, send: Callable[[DecoderWorkload], object] | None = None
+    ) -> None:
         self.generator, self._scale = generator, scale
+        self._send = send or functools.partial(_submit, generator)
         self.rows: list[tuple[Batch, float]] = []
-        _record(generator, _WARM_UP, scale)  # a process that has just begun is slower for a second or two
+        self._record(_WARM_UP)  # a process that has just begun is slower for a second or two
 
     def measure(self, batches: Sequence[int] = BATCHES) -> None:
         """Add iterations with several max batches, and for each with iteration-level and request-level scheduling.
@@ -69,7 +75,7 @@ class CostMeter:
         for size, policy in itertools.product(sorted(batches, reverse=True), POLICIES):
             requests = max(24, 3 * size) if policy == "iteration" else size
             with scheduled(self.generator, policy, size):
-                self.rows += _record(self.generator, requests, self._scale)
+                self.rows += self._record(requests)
 
     def fit(self) -> Costs:
         """Return the costs that fit all measured iterations; there has to be a measurement."""
@@ -77,17 +83,21 @@ class CostMeter:
         others = [row for row in self.rows if max(row[0][0]) > 1]
         return _fit(single), _fit(others)
 
+    def _record(self, requests: int) -> list[tuple[Batch, float]]:
+        """Return the iterations that serve some requests, with their times in ms."""
+        workload = draw_requests(load_scenario(self._scale, 1.0, requests))
+        with recorded(self.generator) as recorder:
+            self._send(workload._replace(arrivals_ms=np.zeros(requests)))
+        return recorder.iterations()
 
-def _record(generator: Generator, requests: int, scale: int) -> list[tuple[Batch, float]]:
-    """Return the iterations that serve some requests, with their times in ms."""
-    workload = draw_requests(load_scenario(scale, 1.0, requests))
+
+def _submit(generator: Generator, workload: DecoderWorkload) -> None:
+    """Serve requests that all come at once."""
     pairs = zip(workload.prompts.tolist(), workload.new.tolist(), strict=True)
-    with recorded(generator) as recorder:
-        with generator._loop.gate:  # noqa: SLF001 - the first batch has as many requests as possible
-            streams = [generator.submit([1] * prompt, new, stop_tokens=()) for prompt, new in pairs]
-        for stream in streams:
-            stream.result()
-    return recorder.iterations()
+    with generator._loop.gate:  # noqa: SLF001 - the first batch has as many requests as possible
+        streams = [generator.submit([1] * prompt, new, stop_tokens=()) for prompt, new in pairs]
+    for stream in streams:
+        stream.result()
 
 
 def _fit(rows: Sequence[tuple[Batch, float]]) -> IterationCosts:

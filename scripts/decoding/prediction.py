@@ -1,25 +1,20 @@
-"""Latencies of tokens that a simulation predicts, beside those of a Generator at a share of its capacity."""
+"""Latencies of tokens that a simulation predicts, beside those of a server at a share of its capacity."""
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from msgspec import structs
 
-import chrion
-from chrion.generation import Generator, Stream
-from chrion.generation.streams import Token
 from chrion.serving.simulator.decoder_requests import DecoderWorkload
 from chrion.serving.simulator.decoder_results import summarise
 from chrion.serving.simulator.decoder_scenario import DecoderScenario
 from chrion.serving.simulator.iterations import draw_requests, simulate_decoder
-from chrion.zoo.cached_decoder import build_llama_decoder
 from decoding.costs import CostMeter
-from decoding.load import SIZES, Costs, IterationTotals, load_scenario, submitted
+from decoding.live_server import LiveServer, live_server
+from decoding.load import SIZES, Costs, IterationTotals, load_scenario
 from decoding.recorder import recorded
 
 #: The share of the capacity, which is the throughput of a simulation with all requests at once.
@@ -34,7 +29,7 @@ PREDICTION_HEAD = ("weights", "figure", "measured", "predicted / measured", "at 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One load of a Generator."""
+    """One load of a server."""
 
     workload: DecoderWorkload
     #: Values of :data:`FIGURES`.
@@ -42,35 +37,15 @@ class MeasuredRun:
     iterations: IterationTotals
 
 
-@contextlib.contextmanager
-def noted_tokens() -> Iterator[dict[int, list[float]]]:
-    """Note when streams get their tokens, by their identity, while they exist."""
-    usual, times = Stream.put, dict[int, list[float]]()
-
-    def put(stream: Stream, token: Token) -> None:
-        times.setdefault(id(stream), []).append(time.perf_counter())
-        usual(stream, token)
-
-    Stream.put = put  # type: ignore[method-assign, assignment]
-    try:
-        yield times
-    finally:
-        Stream.put = usual  # type: ignore[method-assign]
-
-
-def run_tokens(generator: Generator, workload: DecoderWorkload) -> MeasuredRun:
-    """Submit requests at their times of arrival, and return the latencies that their clients see."""
-    with recorded(generator) as recorder, noted_tokens() as times:
-        began = time.perf_counter()
-        streams = list(submitted(generator, workload, began))
-        for stream in streams:
-            stream.result()
-    tokens_ms = [(np.array(times[id(stream)]) - began) * 1e3 for stream in streams]
-    first = np.array([own[0] for own in tokens_ms]) - workload.arrivals_ms
-    between = [(own[-1] - own[0]) / (len(own) - 1) for own in tokens_ms if len(own) > 1]
-    took_ms = max(own[-1] for own in tokens_ms) - workload.arrivals_ms[0]
+def measure_load(server: LiveServer, workload: DecoderWorkload) -> MeasuredRun:
+    """Send requests at their times of arrival, and return the latencies that their clients see."""
+    with recorded(server.generator) as recorder:
+        times = server.send(workload)
+    first = np.array([own[0] for own in times]) - workload.arrivals_ms
+    between = [(own[-1] - own[0]) / (len(own) - 1) for own in times if len(own) > 1]
+    took_ms = max(own[-1] for own in times) - workload.arrivals_ms[0]
     quantiles = [*np.quantile(first, [0.5, 0.99]), *np.quantile(between, [0.5, 0.99])]
-    values = [1e3 * len(streams) / took_ms, *quantiles]
+    values = [1e3 * len(times) / took_ms, *quantiles]
     return MeasuredRun(workload, _named(values), IterationTotals.of(recorder.iterations()))
 
 
@@ -87,13 +62,13 @@ def predict(scenario: DecoderScenario, workload: DecoderWorkload) -> Mapping[str
 def prediction_rows(size: str, requests: int, repeats: int, threads: int) -> list[tuple[str, ...]]:
     """Return a line for each figure: medians over runs, and the range of the ratios."""
     runs = []
-    with Generator(chrion.load(build_llama_decoder(SIZES[size])), max_batch=MAX_BATCH, threads=threads) as generator:
-        meter = CostMeter(generator, SCALE)
+    with live_server(SIZES[size], MAX_BATCH, threads) as server:
+        meter = CostMeter(server.generator, SCALE, server.send)
         meter.measure(BATCHES)
         rate_per_s = SHARE * _capacity(meter.fit())
         for seed in range(repeats):
             workload = draw_requests(load_scenario(SCALE, rate_per_s, requests, seed=seed))
-            runs.append(run_tokens(generator, workload))
+            runs.append(measure_load(server, workload))
             meter.measure(BATCHES)
         costs = meter.fit()
     return _rows(size, runs, costs)

@@ -9,7 +9,9 @@ from statistics import mean, median
 #: A returned model does harm if it loses so much AUC, in points, or gains so much log loss, times 100.
 HARM_AUC, HARM_LOSS = -0.1, 0.1
 #: The methods beside the tuned model, in the order of the table; an aim compares it with the first three.
-BASELINES = ("refit", "continued", "new rows only", "old and new rows", "TabM")
+BASELINES = ("refit", "continued", "new rows only", "old and new rows")
+#: The columns of the table of networks.
+_NETWORKS = ("L1", "softened, untuned", "L2", "L2, as trees", "L3", "L4", "TabM")
 _COMPARED = BASELINES[:3]
 
 
@@ -88,8 +90,17 @@ def rows_of(results: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     return rows
 
 
+def network_rows(results: Mapping[str, Sequence[Mapping[str, Gain]]]) -> list[list[str]]:
+    """Return the rows of the table of networks, the head first."""
+    return [["data", *_NETWORKS], *([name, *(_mean(own, n) for n in _NETWORKS)] for name, own in results.items())]
+
+
 def _method(runs: Sequence[Run], method: str) -> str:
-    found = [r.methods[method] for r in runs if method in r.methods]
+    return _mean([r.methods for r in runs], method)
+
+
+def _mean(runs: Sequence[Mapping[str, Gain]], method: str) -> str:
+    found = [methods[method] for methods in runs if method in methods]
     return f"{mean(g.auc for g in found):+.1f} / {mean(g.loss for g in found):+.1f}" if found else ""
 
 

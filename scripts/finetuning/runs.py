@@ -24,6 +24,7 @@ from chrion.pipelines.finetuning import TOLERANCE
 from chrion.pipelines.leaves import LeafProblem, fit_leaves
 from chrion.pipelines.measures import Measures, measure
 from chrion.pipelines.pipeline import Pipeline
+from chrion.pipelines.soft import LEVELS
 from finetuning.eras import DATA, Eras
 from finetuning.outcomes import Gain, Run, Seconds
 
@@ -62,8 +63,6 @@ def run(name: str, seed: int) -> Run:
     methods = {r.name: _gain(first, r.measures) for r in full.compared if r.measures and first}
     both = fitted(pd.concat([eras.old, eras.new]), seed)
     methods["old and new rows"] = _gain(before, measure(both.predict_proba(eras.later.drop(columns="y")), y))
-    if find_spec("tabm"):
-        methods["TabM"] = _gain(before, measure(_network(eras, seed), y))
     return Run(
         drifts=DATA[name].drifts,
         adopted=report.adopted,
@@ -74,6 +73,25 @@ def run(name: str, seed: int) -> Run:
         equal=_equal(tuned, eras.later) if full.adopted else 1.0,
         encoded=bool(_texts(eras.old)),
     )
+
+
+def networks(name: str, seed: int) -> dict[str, Gain]:
+    """Return the gains on later rows of a tuned pipeline (L1), of its networks by level, and of TabM."""
+    eras = DATA[name].draw(seed)
+    model, found = chrion.translate(fitted(eras.old, seed)), {}
+    for level in LEVELS:
+        _, report = chrion.finetune(model, eras.new, validation=eras.later, level=level, seed=seed)
+        trees, before = f"{level}, as trees", report.compared[0].measures
+        names = {"softened, untuned": "softened, untuned", "soft": level, "soft, as trees": trees}
+        if level == "L1" or report.level != "L1":  # else the tuned model is that of L1
+            names["tuned"] = trees if level != "L1" and report.cost is None else level
+        for own in report.compared:
+            if own.name in names and own.measures and before:
+                found[names[own.name]] = _gain(before, own.measures)
+    if find_spec("tabm"):
+        y, scores = eras.later["y"].to_numpy(np.float64), _scores(model, eras.later)
+        found["TabM"] = _gain(measure(scores, y), measure(_network(eras, seed), y))
+    return found
 
 
 def _texts(rows: pd.DataFrame) -> list[str]:

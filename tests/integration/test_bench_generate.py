@@ -13,18 +13,19 @@ import numpy as np
 import pytest
 from bench_generate import Mix, draw_shapes, plain_session
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
+from decoding.live_server import live_server
 from decoding.load import SIZES, load_scenario, run_load, scheduled
 from decoding.on_device import WAYS, DeviceDecoder
-from decoding.prediction import FIGURES, predict, run_tokens
+from decoding.prediction import FIGURES, measure_load, predict
 from decoding.recorder import recorded
 from decoding.repeated_iterations import Shape, draw_inputs, padded_run, selective_run, single_runs
 
 import chrion
 from chrion import Generator
-from chrion.generation import Stream
 from chrion.generation.open_engine import open_engine
 from chrion.serving.simulator.decoder_costs import IterationCosts
 from chrion.serving.simulator.iterations import draw_requests, simulate_decoder
+from chrion.zoo.cached_decoder import LlamaDecoderSpec
 from decoder_support import small_decoder
 from seams.commands import scheduler_of, set_arguments
 
@@ -110,15 +111,15 @@ def test_costs_of_a_generator(tmp_path: Path) -> None:
     assert read_costs(path) == {("small", 8): (IterationCosts(2.0, 0, 0, 0), prompt_costs)}
 
 
-def test_latencies_of_tokens_are_those_of_the_streams() -> None:
-    """A request has its first token after it was submitted, and the other ones in the time until its end."""
+def test_latencies_of_tokens_are_those_of_the_clients() -> None:
+    """A request has its first token after it was sent to the server, and the other ones in the time until its end."""
     workload = draw_requests(load_scenario(8, 50.0, 12))
-    usual = Stream.put
-    with Generator(small_decoder("llama-decoder", context=256), max_batch=4, threads=1) as generator:
+    spec = LlamaDecoderSpec(layers=2, hidden=32, heads=2, kv_heads=1, inner=48, vocabulary=61, context=256)
+    with live_server(spec, 4, 1) as server:
         began = time.perf_counter()
-        run = run_tokens(generator, workload)
+        run = measure_load(server, workload)
         took_ms = (time.perf_counter() - began) * 1e3
-    assert Stream.put is usual
+        assert server.generator.statistics().generated_tokens == workload.new.sum() + 1  # of the first connection
     found = run.figures
     assert list(found) == list(FIGURES)
     assert 0 < found["first ms p50"] <= found["first ms p99"] < took_ms
