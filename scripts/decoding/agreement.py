@@ -126,13 +126,13 @@ def agreement_text(as_measured: Both, at_equal_speed: Both, slowdowns: Mapping[L
     times = [slowdown for own in slowdowns.values() for slowdown in own]
     if times:
         sentences.append(f"The iterations of a run took {_spread(times)} times as long as by the fitted costs.")
-    for title, found, ratios in zip(("As measured", "At equal speed"), several, at_latency, strict=True):
+    spreads = []
+    for title, found, ratios in zip(("as measured", "at equal speed"), several, at_latency, strict=True):
         if ratios:
             runs, of = (sum(getattr(one, name) for one in found.values()) for name in ("runs", "repetitions"))
-            sentences.append(
-                f"{title}, simulated throughputs at equal latency are {_spread(ratios)} times the measured ones, over "
-                f"{len(ratios)} curves, whose latencies {runs} of {of} repetitions cover."
-            )
+            spreads.append(f"{title} {_spread(ratios)} over {len(ratios)} curves ({runs} of {of} repetitions)")
+    if spreads:
+        sentences.append(f"Simulated / measured throughput at equal latency: {'; '.join(spreads)}.")
     return f"{markdown_table(rows)}\n\n{' '.join(sentences)}".rstrip()
 
 

@@ -101,10 +101,8 @@ def test_the_summary_counts_and_states_ranges(both: tuple[Both, Both]) -> None:
     )
     assert sentences == (
         "The iterations of a run took 0.50 to 2.00 (median 1.25) times as long as by the fitted costs. "
-        "As measured, simulated throughputs at equal latency are 1.00 to 1.20 (median 1.10) times the measured ones, "
-        "over 4 curves, whose latencies 6 of 8 repetitions cover. "
-        "At equal speed, simulated throughputs at equal latency are 0.90 to 1.00 (median 0.95) times the measured "
-        "ones, over 4 curves, whose latencies 6 of 8 repetitions cover."
+        "Simulated / measured throughput at equal latency: as measured 1.00 to 1.20 (median 1.10) over 4 curves "
+        "(6 of 8 repetitions); at equal speed 0.90 to 1.00 (median 0.95) over 4 curves (6 of 8 repetitions)."
     )
 
 
