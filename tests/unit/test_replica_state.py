@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chrion.serving.manager import ModelManager, PolicySpec
+from chrion.serving.manager import LiveManager, PolicySpec
 from chrion.serving.manager.records import HOST
 from chrion.serving.server.core import ServingCore
 from chrion.serving.server.grace import Grace
@@ -18,7 +18,7 @@ from model_repository import product, put
 
 def start_core(root: Path) -> ServingCore:
     """Return a core that serves a repository within 10 MB and loads nothing in advance; called in an event loop."""
-    manager = ModelManager({HOST: 10_000_000}, [0], slots=0, policies=PolicySpec(prefetch=False))
+    manager = LiveManager({HOST: 10_000_000}, [0], slots=0, policies=PolicySpec(prefetch=False))
     core = ServingCore(manager, [0])
     core.start()
     for entry in scan(root, accelerator=False).values():

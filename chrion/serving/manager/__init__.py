@@ -1,5 +1,6 @@
-"""The manager of a model server: a state machine that decides about memory, queues, batches and cores."""
+"""The manager of models: a state machine that decides about memory, queues, batches and cores."""
 
+from chrion.serving.manager.live_manager import LiveManager
 from chrion.serving.manager.manager import ModelManager
 from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.manager.records import (
@@ -16,6 +17,7 @@ from chrion.serving.manager.records import (
 
 __all__ = [
     "Action",
+    "LiveManager",
     "Load",
     "ManagedModel",
     "ManagedVariant",

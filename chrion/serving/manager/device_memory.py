@@ -1,6 +1,6 @@
 """The memory of one device: which models are in it, which wait for a load, and what gives way to a load.
 
-The model server and the simulator share these rules; :mod:`chrion.serving.manager.device_server` has the others.
+:mod:`chrion.serving.manager.manager` has the other rules.
 
 - Memory is reserved when a load starts. The first of the waiting loads starts as soon as there is, or can be made,
   enough memory for it; those behind it wait as well. One load is in progress at a time, while requests run.

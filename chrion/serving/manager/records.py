@@ -58,7 +58,7 @@ class Request(NamedTuple):
     """A request, as the manager sees it."""
 
     id: int
-    #: The number of its model; see :meth:`chrion.serving.manager.ModelManager.add`.
+    #: The number of its model; see :meth:`chrion.serving.manager.LiveManager.add`.
     model: int
     arrival_ms: float
     #: Time by which it must have started; it is refused otherwise.

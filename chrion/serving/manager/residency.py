@@ -18,7 +18,7 @@ from enum import Enum
 from itertools import count
 from typing import Any
 
-from chrion.serving.manager.device_server import DeviceServer, HostResources
+from chrion.serving.manager.manager import HostResources, ModelManager
 from chrion.serving.manager.policies import ResidentModel, choose_victims
 from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.manager.queue_estimate import Service
@@ -70,7 +70,7 @@ class Entry:
         return self.resident.level
 
 
-class Residency(DeviceServer[Request]):
+class Residency(ModelManager[Request]):
     """A device whose models come and go, with the memory of all devices of its server.
 
     Args:

@@ -21,7 +21,7 @@ from chrion.runtime.block_chain import BlockChain
 from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.runtime.requests import check_feed
 from chrion.serving.manager import Reason
-from chrion.serving.manager.manager import MIN_RETRY_MS
+from chrion.serving.manager.live_manager import MIN_RETRY_MS
 from chrion.serving.multi.block_lanes import BlockLanes, TaskFuture
 from chrion.serving.multi.dispatcher import Dispatcher, ModelRules
 from chrion.serving.server.batching import BatchResult

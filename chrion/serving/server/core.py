@@ -24,7 +24,7 @@ from chrion.errors import ModelError
 from chrion.graph.ort_sessions import first_line
 from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.runtime.shared_arena import SharedArena
-from chrion.serving.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
+from chrion.serving.manager import Action, LiveManager, Load, Reason, Refuse, Request, Run, Unload
 from chrion.serving.manager.device_memory import TICK_MS
 from chrion.serving.manager.records import HOST
 from chrion.serving.manager.residency import Place
@@ -79,7 +79,7 @@ class ServingCore:
 
     def __init__(  # noqa: PLR0913 - what a server is made of
         self,
-        manager: ModelManager,
+        manager: LiveManager,
         cores: Sequence[int],
         *,
         slots: int = 0,

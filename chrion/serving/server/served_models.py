@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chrion.common.units import format_count
 from chrion.machine.cores import physical_cores
-from chrion.serving.manager import ModelManager
+from chrion.serving.manager import LiveManager
 from chrion.serving.manager.records import HOST
 from chrion.serving.server.catalogue import Catalogue
 from chrion.serving.server.core import ServingCore
@@ -79,7 +79,7 @@ def serving_core(options: ServerOptions, budgets: Mapping[str, int], cores: Sequ
     """
     slots = 1 if options.provider else 0
     return ServingCore(
-        ModelManager(budgets, cores, slots=slots, policies=options.policies),
+        LiveManager(budgets, cores, slots=slots, policies=options.policies),
         cores,
         slots=slots,
         provider=options.provider,

@@ -1,4 +1,4 @@
-"""Servers and their GPUs, which carry out in virtual time what :mod:`chrion.serving.manager.device_server` decides.
+"""Servers and their GPUs, which carry out in virtual time what :mod:`chrion.serving.manager.manager` decides.
 
 Beyond what a device decides:
 
@@ -14,7 +14,7 @@ from functools import partial
 from heapq import heapify, heappush
 from typing import Any
 
-from chrion.serving.manager.device_server import DeviceServer, Execution, HostResources
+from chrion.serving.manager.manager import Execution, HostResources, ModelManager
 from chrion.serving.manager.policies import ResidentModel
 from chrion.serving.manager.queue_estimate import Service
 from chrion.serving.manager.records import Reason
@@ -63,7 +63,7 @@ class Host(HostResources["Server"]):
         return max(gpu.last_use_ms(model) for gpu in self.devices)
 
 
-class Server(DeviceServer[Job]):
+class Server(ModelManager[Job]):
     """One GPU over time.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from chrion.serving.manager import ModelManager
+from chrion.serving.manager import LiveManager
 from chrion.serving.manager.records import HOST
 from chrion.serving.server.core import ServingCore
 from chrion.serving.server.failures import Status
@@ -26,7 +26,7 @@ def waiting_request(root: Path, then: Any) -> Any:
     put(root, "m", product(seed=1))
 
     async def run() -> Any:
-        core = ServingCore(ModelManager({HOST: 6_000_000}, [0]), [0])
+        core = ServingCore(LiveManager({HOST: 6_000_000}, [0]), [0])
         core.start()
         for version in scan(root, accelerator=False).values():
             core.add(version)

@@ -1,4 +1,4 @@
-"""The manager of the model server: against the simulator, and its invariants on random events."""
+"""The manager of a live server: against the simulator, and its invariants on random events."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chrion.serving.manager import (
+    LiveManager,
     Load,
     ManagedModel,
     ManagedVariant,
-    ModelManager,
     PolicySpec,
     Reason,
     Refuse,
@@ -45,7 +45,7 @@ MB = 1_000_000
 class Driver:
     """Carries out the manager's actions in virtual time, and checks the invariants after each event."""
 
-    manager: ModelManager
+    manager: LiveManager
     load_fails: Any = lambda _: False
     pins: bool = True
     events: list[tuple[float, int, str, Any]] = field(default_factory=list)
@@ -163,7 +163,7 @@ def requests(*times_and_models: tuple[float, int], deadline: float = inf, key: A
     return [Request(i, m, at, deadline + at, key) for i, (at, m) in enumerate(times_and_models)]
 
 
-def drive(manager: ModelManager, given_requests: Sequence[Request], **rest: Any) -> Driver:
+def drive(manager: LiveManager, given_requests: Sequence[Request], **rest: Any) -> Driver:
     """Run requests through a manager."""
     driver = Driver(manager, **rest)
     for request in given_requests:
@@ -254,7 +254,7 @@ def test_the_server_does_what_the_simulator_does(
         max_waiting=max_waiting,
         keep_alive_s=keep_alive_s,
     )
-    manager = ModelManager({ACCELERATOR: 10 * MB}, [0, 1], slots=slots, policies=names)
+    manager = LiveManager({ACCELERATOR: 10 * MB}, [0, 1], slots=slots, policies=names)
     for model in range(6):
         managed_variants = tuple(
             ManagedVariant(
@@ -298,7 +298,7 @@ def test_invariants_on_random_events(seed: int, eviction: str, admission: str, b
     """On random models and requests memory stays in the budget, cores are leased once, and each request ends once."""
     rng = random.Random(seed)
     names = PolicySpec(eviction=eviction, admission=admission, prefetch=True, max_waiting=20)
-    manager = ModelManager(budgets, [0, 1, 2], policies=names)
+    manager = LiveManager(budgets, [0, 1, 2], policies=names)
     for number in range(6):
         variants = []
         size = rng.randint(3, 8)
@@ -333,7 +333,7 @@ def test_invariants_on_random_events(seed: int, eviction: str, admission: str, b
 
 def test_models_shrink_before_another_is_evicted() -> None:
     """Each model makes those before it shrink, and is loaded in the largest variant that then fits."""
-    manager = ModelManager({HOST: 12}, [0], policies=PolicySpec(prefetch=False))
+    manager = LiveManager({HOST: 12}, [0], policies=PolicySpec(prefetch=False))
     for _ in range(4):
         manager.add(0.0, ladder(8, 4, 3))
     found = drive(manager, requests((0, 0), (20, 1), (40, 2)))
@@ -345,7 +345,7 @@ def test_models_shrink_before_another_is_evicted() -> None:
 
 def test_all_models_shrink_to_the_smallest_before_one_is_evicted() -> None:
     """Four models fit at their smallest; the fifth evicts the least recently used one."""
-    manager = ModelManager({HOST: 12}, [0], policies=PolicySpec(prefetch=False))
+    manager = LiveManager({HOST: 12}, [0], policies=PolicySpec(prefetch=False))
     for _ in range(5):
         manager.add(0.0, ladder(6, 3))
     found = drive(manager, requests((0, 0), (50, 1), (100, 2), (150, 3)))
@@ -360,7 +360,7 @@ def test_all_models_shrink_to_the_smallest_before_one_is_evicted() -> None:
 
 def test_pinned_models_stay_and_a_model_that_cannot_fit_beside_them_is_refused() -> None:
     """A pinned model is neither shrunk nor evicted; what cannot fit is refused at once."""
-    manager = ModelManager({HOST: 10}, [0])
+    manager = LiveManager({HOST: 10}, [0])
     manager.add(0.0, ladder(8, 2, pinned=True))
     manager.add(0.0, ladder(5))
     found = drive(manager, requests((0, 0), (20, 1)))
@@ -369,7 +369,7 @@ def test_pinned_models_stay_and_a_model_that_cannot_fit_beside_them_is_refused()
 
 def test_requests_beyond_the_queue_are_refused_with_a_time_to_retry() -> None:
     """The queue of a model is bounded."""
-    manager = ModelManager({HOST: 10}, [0])
+    manager = LiveManager({HOST: 10}, [0])
     number = manager.add(0.0, ladder(5, max_queue=2))
     refused = [a for r in requests(*[(0.0, number)] * 5) for a in manager.submit(0.0, r) if isinstance(a, Refuse)]
     assert [r.reason for r in refused] == [Reason.QUEUE_FULL] * 3
@@ -378,7 +378,7 @@ def test_requests_beyond_the_queue_are_refused_with_a_time_to_retry() -> None:
 
 def test_the_time_to_retry_is_that_of_the_queue() -> None:
     """Two requests of 4 s that wait for two cores are served within 4 s."""
-    manager = ModelManager({HOST: 10}, [0, 1])
+    manager = LiveManager({HOST: 10}, [0, 1])
     number = manager.add(0.0, ManagedModel((ManagedVariant("v", {HOST: 5}, 4000.0, 2.0),), max_queue=2))
     manager.submit(0.0, Request(0, number, 0.0))
     manager.loaded(2.0, number)
@@ -391,7 +391,7 @@ def test_the_time_to_retry_is_that_of_the_queue() -> None:
 
 def test_the_time_to_retry_includes_the_load_that_is_under_way() -> None:
     """A model that is not in memory waits for the rest of another one's load of 500 ms, and then for its own of 40."""
-    manager = ModelManager({HOST: 10}, [0])
+    manager = LiveManager({HOST: 10}, [0])
     first = manager.add(0.0, ManagedModel((ManagedVariant("v", {HOST: 5}, 1.0, 500.0),)))
     second = manager.add(0.0, ManagedModel((ManagedVariant("v", {HOST: 5}, 1.0, 40.0),), max_queue=1))
     manager.submit(0.0, Request(0, first, 0.0))
@@ -403,7 +403,7 @@ def test_the_time_to_retry_includes_the_load_that_is_under_way() -> None:
 
 def test_trials_load_each_model_once_and_leave_memory_as_it_was() -> None:
     """One after another, whatever memory they share; a model that is requested during its trial stays."""
-    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec(prefetch=False))
+    manager = LiveManager({HOST: 10}, [0], policies=PolicySpec(prefetch=False))
     for size in (8, 3, 11, 5):
         manager.add(0.0, ladder(size))
     driver = Driver(manager)
@@ -418,7 +418,7 @@ def test_trials_load_each_model_once_and_leave_memory_as_it_was() -> None:
 
 def test_requests_go_before_trials() -> None:
     """A load that a request waits for is the next one, and a trial evicts only if it has to."""
-    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec(prefetch=False))
+    manager = LiveManager({HOST: 10}, [0], policies=PolicySpec(prefetch=False))
     for size in (3, 3, 8, 3):
         manager.add(0.0, ladder(size))
     driver = Driver(manager)
@@ -442,7 +442,7 @@ def test_requests_go_before_trials() -> None:
 
 def test_a_request_with_a_priority_goes_before_the_others_of_its_model() -> None:
     """1 is the first, requests without one are the last, and those of equal priority keep their order."""
-    manager = ModelManager({HOST: 10}, [0])
+    manager = LiveManager({HOST: 10}, [0])
     number = manager.add(0.0, ladder(5))
     order = [0, 0, 3, 1, 2**63 - 1, 1, 0]
     found = drive(manager, [Request(i, number, i / 100, priority=p) for i, p in enumerate(order)])
@@ -452,7 +452,7 @@ def test_a_request_with_a_priority_goes_before_the_others_of_its_model() -> None
 def test_a_priority_takes_no_time_from_other_models() -> None:
     """However many requests with a priority a model gets, the models take turns as without priorities."""
     for priority in (0, 1):
-        manager = ModelManager({HOST: 10}, [0])
+        manager = LiveManager({HOST: 10}, [0])
         one, other = manager.add(0.0, ladder(5)), manager.add(0.0, ladder(5))
         warm = [(0.0, one, 0), (0.0, other, 0)]
         arrivals = [
@@ -469,7 +469,7 @@ def test_a_priority_takes_no_time_from_other_models() -> None:
 
 def test_a_priority_does_not_lengthen_the_wait_for_a_batch() -> None:
     """A batch starts when its delay has passed for the oldest request, also if a later one goes before it."""
-    manager = ModelManager({HOST: 10}, [0])
+    manager = LiveManager({HOST: 10}, [0])
     number = manager.add(0.0, ladder(5, max_batch=8, max_delay_ms=3.0))
     later = [Request(1 + i, number, 100.0 + i, batch_key="k", priority=i) for i in range(2)]
     found = drive(manager, [Request(0, number, 0.0), *later])
@@ -478,7 +478,7 @@ def test_a_priority_does_not_lengthen_the_wait_for_a_batch() -> None:
 
 def test_requests_without_a_key_run_alone() -> None:
     """A model that batches may have requests that cannot share a batch."""
-    manager = ModelManager({HOST: 10}, [0])
+    manager = LiveManager({HOST: 10}, [0])
     number = manager.add(0.0, ladder(5, max_batch=4, max_delay_ms=3.0))
     found = drive(manager, requests(*[(0.0, number)] * 3))
     assert [[request.id for request in run.requests] for run in found.batches] == [[0], [1], [2]]
@@ -487,7 +487,7 @@ def test_requests_without_a_key_run_alone() -> None:
 
 def test_batches_form_up_to_the_size_and_the_delay() -> None:
     """Requests of one key share a batch up to its size; a batch that is not full starts after the delay."""
-    manager = ModelManager({HOST: 10}, [0])
+    manager = LiveManager({HOST: 10}, [0])
     number = manager.add(0.0, ladder(5, max_batch=4, max_delay_ms=3.0))
     times = [(t, number) for t in (0, 50, 50.5, 51, 51.5, 51.6, 52)]
     found = drive(manager, requests(*times, key="k"))
@@ -497,7 +497,7 @@ def test_batches_form_up_to_the_size_and_the_delay() -> None:
 
 def test_a_wait_that_has_ended_is_due_at_once() -> None:
     """A batch whose delay is over when the next event is asked for starts then, and so do later ones."""
-    manager = ModelManager({HOST: 10}, [0, 1])
+    manager = LiveManager({HOST: 10}, [0, 1])
     first, second = (manager.add(0.0, ladder(5, max_batch=4, max_delay_ms=delay)) for delay in (0.05, 5.0))
     for number in (first, second):
         manager.submit(0.0, Request(number, number, 0.0, batch_key="k"))
@@ -518,7 +518,7 @@ def test_a_wait_that_has_ended_is_due_at_once() -> None:
 
 def test_a_deadline_passes_while_the_model_loads() -> None:
     """A request whose deadline passes during the load is refused, and the load still ends."""
-    manager = ModelManager({HOST: 10}, [0])
+    manager = LiveManager({HOST: 10}, [0])
     manager.add(0.0, ladder(5))
     found = drive(manager, requests((0, 0), deadline=1.0))
     assert found.ended == {0: "EXPIRED"}
@@ -527,7 +527,7 @@ def test_a_deadline_passes_while_the_model_loads() -> None:
 
 def test_memory_full_at_load_tries_the_next_variant() -> None:
     """After a load without memory the smaller variant is loaded, and the waiting request is served."""
-    manager = ModelManager({HOST: 10}, [0])
+    manager = LiveManager({HOST: 10}, [0])
     number = manager.add(0.0, ladder(5, 3))
     assert manager.submit(0.0, Request(0, number, 0.0)) == [Load(number, 0)]
     assert manager.load_failed(1.0, number, out_of_memory=True) == [Load(number, 1)]
@@ -538,7 +538,7 @@ def test_memory_full_at_load_tries_the_next_variant() -> None:
 
 def test_a_failed_load_refuses_and_is_tried_again_later() -> None:
     """Requests are refused while the next attempt is not due, and each failure doubles the time."""
-    manager = ModelManager({HOST: 10}, [0])
+    manager = LiveManager({HOST: 10}, [0])
     number = manager.add(0.0, ladder(5))
     waits = []
     now = 0.0
@@ -555,7 +555,7 @@ def test_a_failed_load_refuses_and_is_tried_again_later() -> None:
 
 def test_popular_models_grow_and_are_loaded_in_advance_once_memory_is_free() -> None:
     """After a model is removed, a shrunk popular model grows, and an absent popular one is loaded."""
-    manager = ModelManager({HOST: 12}, [0])
+    manager = LiveManager({HOST: 12}, [0])
     for _ in range(3):
         manager.add(0.0, ladder(6, 4))
     driver = drive(manager, requests((0, 0), (10, 1), (20, 2)))
@@ -570,7 +570,7 @@ def test_popular_models_grow_and_are_loaded_in_advance_once_memory_is_free() -> 
 
 def test_a_missing_pinned_model_is_loaded_without_prefetch() -> None:
     """Of models without requests only a pinned one is loaded into free memory; unpinned it is as popular as used."""
-    manager = ModelManager({HOST: 20}, [0], policies=PolicySpec(prefetch=False))
+    manager = LiveManager({HOST: 20}, [0], policies=PolicySpec(prefetch=False))
     memory = manager
     manager.add(0.0, ladder(5))
     number = manager.add(0.0, ladder(5, pinned=True))
@@ -585,7 +585,7 @@ def test_a_missing_pinned_model_is_loaded_without_prefetch() -> None:
 
 def test_higher_priority_starts_first() -> None:
     """Of requests that are ready together, those of the model with the higher priority start first."""
-    manager = ModelManager({HOST: 100}, [0])
+    manager = LiveManager({HOST: 100}, [0])
     low, high = manager.add(0.0, ladder(5)), manager.add(0.0, ladder(5, priority=1))
     found = drive(manager, requests((0, low), (0, high), (50, low), (50, low), (50, high)))
     assert [run.requests[0].id for run in found.batches[-3:]] == [2, 4, 3]
@@ -593,7 +593,7 @@ def test_higher_priority_starts_first() -> None:
 
 def test_requests_that_need_no_core_do_not_wait_for_one() -> None:
     """They start at once, also behind a request that waits for a core, of whatever priority."""
-    manager = ModelManager({HOST: 100}, [0])
+    manager = LiveManager({HOST: 100}, [0])
     leasing = manager.add(0.0, ladder(5, priority=9))
     free = manager.add(0.0, ManagedModel((ManagedVariant("v", {HOST: 5}, 10.0, 1.0, cores=0),)))
     found = drive(manager, requests((0, leasing), (0, free), (50, leasing), (50, leasing), (51, free), (51, free)))
@@ -602,7 +602,7 @@ def test_requests_that_need_no_core_do_not_wait_for_one() -> None:
 
 def test_expected_loads_follow_measured_ones() -> None:
     """A model that was never loaded is admitted as soon as other loads show that its own will end in time."""
-    manager = ModelManager({HOST: 100}, (0,), policies=PolicySpec(admission="deadline", prefetch=True))
+    manager = LiveManager({HOST: 100}, (0,), policies=PolicySpec(admission="deadline", prefetch=True))
     first, second = (manager.add(0.0, managed(10, latency=1.0, load=load, slo_ms=20.0)) for load in (100.0, 50.0))
     refused, load = manager.submit(0.0, Request(0, first, 0.0))
     assert isinstance(refused, Refuse)
@@ -617,7 +617,7 @@ def test_expected_loads_follow_measured_ones() -> None:
 
 def test_a_queued_request_that_can_no_longer_be_in_time_delays_no_other() -> None:
     """Deadline admission expects that it will be dropped at its turn, and so it is."""
-    manager = ModelManager({ACCELERATOR: 100}, (0,), slots=1, policies=PolicySpec(admission="deadline", prefetch=True))
+    manager = LiveManager({ACCELERATOR: 100}, (0,), slots=1, policies=PolicySpec(admission="deadline", prefetch=True))
     first, second = (manager.add(0.0, managed(10, latency=10.0, load=1.0, slo_ms=slo)) for slo in (25.0, 15.0))
     for at, number in ((0.0, first), (50.0, second)):
         manager.submit(at, Request(number, number, at))
@@ -636,7 +636,7 @@ def test_a_queued_request_that_can_no_longer_be_in_time_delays_no_other() -> Non
 
 def test_a_request_that_expires_while_another_runs_delays_no_other() -> None:
     """It is refused when a core is free, and the next request starts at once."""
-    manager = ModelManager({HOST: 100}, [0])
+    manager = LiveManager({HOST: 100}, [0])
     first, second = (manager.add(0.0, ladder(5)) for _ in range(2))
     for at, number in ((0.0, first), (50.0, second)):
         manager.submit(at, Request(number, number, at))
@@ -655,7 +655,7 @@ def test_a_request_that_expires_while_another_runs_delays_no_other() -> None:
 
 def test_a_model_that_leaves_the_accelerator_evicts_another_from_the_host() -> None:
     """Its smaller variant needs host memory that a model without accelerator memory has."""
-    manager = ModelManager({ACCELERATOR: 6, HOST: 6}, [0], policies=PolicySpec(prefetch=False))
+    manager = LiveManager({ACCELERATOR: 6, HOST: 6}, [0], policies=PolicySpec(prefetch=False))
     variants = ManagedVariant("gpu", {ACCELERATOR: 6}, 1.0, 2.0, 0, 0), ManagedVariant("cpu", {HOST: 4}, 1.0, 2.0)
     host, first, second = (manager.add(0.0, ManagedModel(own)) for own in (variants[1:], variants, variants))
     found = drive(manager, requests((0, host), (20, first), (40, second)))
@@ -668,7 +668,7 @@ def test_a_model_that_leaves_the_accelerator_evicts_another_from_the_host() -> N
 
 def test_an_idle_model_leaves_after_the_keep_alive_time() -> None:
     """It counts from the end of its last request, at 3 ms and again at 41; a pinned model stays."""
-    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec(prefetch=False, keep_alive_s=0.05))
+    manager = LiveManager({HOST: 10}, [0], policies=PolicySpec(prefetch=False, keep_alive_s=0.05))
     first, pinned = manager.add(0.0, ladder(5)), manager.add(0.0, ladder(5, pinned=True))
     found = drive(manager, requests((0, first), (0, pinned), (40, first)))
     assert [(at, model) for at, event, model in found.journal if event == "expire"] == [(91.0, first)]
@@ -677,7 +677,7 @@ def test_an_idle_model_leaves_after_the_keep_alive_time() -> None:
 
 def test_a_pinned_model_stays_while_another_one_is_to_replace_it() -> None:
     """Until then both may give way to requests, but the time since its last request does not count."""
-    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec(keep_alive_s=0.05))
+    manager = LiveManager({HOST: 10}, [0], policies=PolicySpec(keep_alive_s=0.05))
     number = manager.add(0.0, ladder(5, pinned=True))
     manager.submit(0.0, Request(0, number, 0.0))
     (run,) = manager.loaded(1.0, number)
@@ -694,7 +694,7 @@ def test_a_load_that_no_request_waits_for_is_given_up_if_it_cannot_fit_any_more(
     def model(size: int, **more: Any) -> ManagedModel:
         return ManagedModel((ManagedVariant("cpu", {HOST: size}, 5.0, 10.0),), **more)
 
-    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec(prefetch=False))
+    manager = LiveManager({HOST: 10}, [0], policies=PolicySpec(prefetch=False))
     used, large = manager.add(0.0, model(5)), manager.add(0.0, model(8))
     manager.submit(0.0, Request(0, used, 0.0))
     manager.loaded(10.0, used)
