@@ -7,6 +7,8 @@
 - A model with ready or running requests does not give way, nor does one that is being loaded or is pinned. If no more
   memory is needed than a policy's candidates have, they leave in its order, and none without need; with several
   variants a model, they first change to smaller ones (:func:`chrion.serving.manager.shrinking.make_room`).
+- A load of weights that are not in host memory, if a server has such, first reads them from its disk; see
+  :mod:`chrion.serving.manager.host_memory`.
 - A model changes its variant by a load: it leaves, and keeps the memory of the other variant. The loads that requests
   wait for go before those of models that have shrunk.
 - The use of a model ends with its last request. Its idle time starts then, and a load that waits for memory may start.
@@ -22,6 +24,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from chrion.serving.manager.host_memory import HostMemory
 from chrion.serving.manager.policies import ResidentModel, WaitingModel, choose_victims, order_fifo
 from chrion.serving.manager.policy_settings import Figures, ServerPolicies
 from chrion.serving.manager.shrinking import Memory, Room, make_room
@@ -46,9 +49,13 @@ class Link(Generic[D]):
 
     Each device proposes the first of its waiting loads; of the proposals for which there is memory, or for which it can
     be made, the first in the load order is carried out.
+
+    Args:
+        memory: The host memory, from which models are loaded; by default it holds all of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: HostMemory | None = None) -> None:
+        self.memory = memory or HostMemory()
         #: The devices, which add themselves.
         self.devices: list[D] = []
         #: The device that is being loaded, and the number of loads of all devices that have not started.
@@ -67,6 +74,10 @@ class Link(Generic[D]):
             if device.start_load(now, model):
                 return
         any(device.load_reserved(now) for device in self.devices)
+
+    def last_use_ms(self, model: int) -> float:
+        """Return the time of a model's last use on any device; infinity while it is used, -1 if it never was."""
+        return max(device.last_use_ms(model) for device in self.devices)
 
     def use_free_memory(self, now: float) -> None:
         """Use the free memory of the devices, as long as the link is free."""
@@ -180,6 +191,8 @@ class DeviceMemory(ABC):
         if not self.replaces:
             self._hold(resident, level)
         self._begin_load(now, resident)
+        if self.host.memory.misses(model):
+            self.host.memory.fetch(model, self.host.last_use_ms)
 
     def _resident_of(self, model: int) -> ResidentModel:
         """Return what policies need to know of a model."""
@@ -246,7 +259,15 @@ class DeviceMemory(ABC):
             return {self.loading_level: link_ms}
         times = self._load_times(model)
         levels = [self.reserved[model]] if model in self.reserved else times
-        return {level: link_ms + times[level] for level in levels}
+        disk_ms = self.host.memory.disk_ms
+        return {level: link_ms + (times[level] + disk_ms(model, level)) for level in levels}
+
+    def last_use_ms(self, model: int) -> float:
+        """Return the time of the last use of a model on this device; infinity while it is used, -1 if it never was."""
+        known = self._known.get(model)
+        if self.loading == model or (known and known.in_use and model in self.residents):
+            return inf
+        return known.idle_since_ms if known else -1.0
 
     def count(self, now: float, model: int) -> None:
         """Count a request in a model's popularity."""
@@ -323,7 +344,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def _load_times(self, model: int) -> dict[int, float]:
-        """Return the levels in which a missing model may be loaded, with the expected time of the load."""
+        """Return the levels in which a missing model may be loaded, with the expected time from host memory."""
 
     @abstractmethod
     def _begin_load(self, now: float, resident: ResidentModel) -> None:

@@ -1,6 +1,8 @@
 """The manager of the models of a device: events in, effects out, without threads or a clock.
 
-It decides for live servers, for replicas and for the simulator, which drives it with a virtual clock.
+It decides for live servers, for replicas and for the simulator, which drives it with a virtual clock. The devices of a
+server share its link, cores and host memory. How fast a device is, its manager knows from ``service``, the table of
+what requests take there, and from the expected times of loads.
 
 The states of a request::
 
@@ -28,6 +30,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from chrion.serving.manager.device_memory import DeviceMemory, Link
+from chrion.serving.manager.host_memory import HostMemory
 from chrion.serving.manager.policies import ResidentModel, is_in_time
 from chrion.serving.manager.policy_settings import Figures, ServerPolicies
 from chrion.serving.manager.queue_estimate import Release, Resources, Service, expected_releases, expected_start
@@ -47,17 +50,18 @@ H = TypeVar("H", bound="ModelManager[Any]")
 
 
 class HostResources(Link[H]):
-    """The link and the CPU cores of a server, which its devices share.
+    """The link, the host memory and the CPU cores of a server, which its devices share.
 
     Cores go to the ready batches at the heads of the queues. The batch of the highest priority that entered its
     queue first is considered first; if its slot is free and its cores are not, no other batch that needs cores starts.
 
     Args:
         cores: The cores.
+        memory: The host memory; by default it holds all models.
     """
 
-    def __init__(self, cores: int) -> None:
-        super().__init__()
+    def __init__(self, cores: int, memory: HostMemory | None = None) -> None:
+        super().__init__(memory)
         self.cores = self.free_cores = cores
 
     def start_ready(self, now: float) -> None:
@@ -318,10 +322,11 @@ class ModelManager(DeviceMemory, Generic[J]):
             self.on_left(now)
 
     def lose(self) -> list[J]:
-        """Lose the content of the memory and all requests; return those that wait."""
+        """Lose what is in the device and in host memory, and all requests; return those that wait."""
         waiting = self.ready.clear() + [job for jobs in self.waiters.values() for job in jobs]
         self.host.waiting_loads -= len(self.cold)
-        for held in (self.residents, self.cold, self.reserved, self.popularity, self.waiters, self._releases):
+        own = self.residents, self.cold, self.reserved, self.popularity, self.waiters, self._releases
+        for held in (*own, self.host.memory.held):
             held.clear()
         self.loading = self.host.loading = None
         self.free_bytes = self.budget_bytes

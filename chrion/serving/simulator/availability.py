@@ -135,17 +135,11 @@ class Availability:
         stopped = [host for host in process.hosts if self._failed[host.index] == 1]
         for host in stopped:
             self._log(now, "fail", host)
-        waiting = [job for host in stopped for job in self._reset(now, host)]
+        waiting = [job for host in stopped for gpu in host.devices for job in gpu.reset(now)]
         self._refresh(now)
         for job in sorted(waiting, key=lambda job: job[0]):
             self._send_again(now, job)
         self._note_left(now)
-
-    @staticmethod
-    def _reset(now: float, host: Host) -> list[Job]:
-        waiting = [job for gpu in host.devices for job in gpu.reset(now)]
-        host.memory.held.clear()
-        return waiting
 
     def _send_again(self, now: float, job: Job) -> None:
         number, model, *_ = job
@@ -222,7 +216,8 @@ class Availability:
             if not host.outstanding:
                 self._draining.discard(host.index)
                 self._starting.discard(host.index)
-                self._reset(now, host)
+                for gpu in host.devices:
+                    gpu.reset(now)
                 host.on_ms += now - host.on_since_ms
                 host.on = False
                 self._log(now, "off", host)

@@ -329,7 +329,7 @@ def _build_servers(specs: Sequence[ServerSpec], states: Sequence[ClusterState]) 
     hosts: list[Host] = []
     for spec in specs:
         load_ms = load_times[spec.pcie_gb_per_s, spec.load_fixed_ms]
-        host = Host(len(hosts), spec, table.load_mb)
+        host = Host(len(hosts), spec, states[0])
         for i in range(len(servers), len(servers) + spec.gpus):
             Server(i, host, load_ms, states[i])
         servers += host.devices

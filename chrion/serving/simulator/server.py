@@ -2,8 +2,8 @@
 
 Beyond what a device decides:
 
-- A load of weights that are not in host memory (:mod:`chrion.serving.simulator.host_memory`) first reads them from the
-  disk, or from a network store (:mod:`chrion.serving.simulator.network_store`), while it occupies the link.
+- Weights that are not in host memory are read from a network store (:mod:`chrion.serving.simulator.network_store`), if
+  there is one, in place of the disk. A load occupies the link meanwhile.
 - Evictions take no time: weights do not change, so nothing is written back.
 """
 
@@ -14,13 +14,13 @@ from functools import partial
 from heapq import heapify, heappush
 from typing import Any
 
+from chrion.serving.manager.host_memory import HostMemory
 from chrion.serving.manager.manager import Execution, HostResources, ModelManager
 from chrion.serving.manager.policies import ResidentModel
 from chrion.serving.manager.queue_estimate import Service
 from chrion.serving.manager.records import Reason
 from chrion.serving.simulator.averages import BinnedAverage
 from chrion.serving.simulator.cluster_state import ClusterState, Job
-from chrion.serving.simulator.host_memory import HostMemory
 from chrion.serving.simulator.settings import ServerSpec
 
 #: A batch whose end is not certain: the requests, the time of their start, and their kind.
@@ -35,11 +35,14 @@ class Host(HostResources["Server"]):
     Args:
         index: The server's number.
         spec: Its resources.
-        weights_mb: Weights by model, which host memory holds.
+        cluster: What it shares with other servers.
     """
 
-    def __init__(self, index: int, spec: ServerSpec, weights_mb: Sequence[float]) -> None:
-        super().__init__(spec.cpu_cores)
+    def __init__(self, index: int, spec: ServerSpec, cluster: ClusterState) -> None:
+        disk_gb_per_s = _INFINITY if cluster.store else spec.disk_gb_per_s
+        room_bytes = round(spec.host_memory_gb * 1e9)
+        memory = HostMemory(room_bytes, spec.disk_fixed_ms, disk_gb_per_s, cluster.table.load_mb)
+        super().__init__(spec.cpu_cores, memory)
         self.index = index
         self.spec = spec
         #: True if requests are sent to this server.
@@ -49,18 +52,11 @@ class Host(HostResources["Server"]):
         #: The time at which it was switched on, and the time for which it was on before.
         self.on_since_ms = 0.0
         self.on_ms = 0.0
-        room_bytes = round(spec.host_memory_gb * 1e9)
-        self.memory = HostMemory(
-            room_bytes, spec.disk_fixed_ms, spec.disk_gb_per_s, weights_mb, last_use_ms=self._last_use_ms
-        )
 
     @property
     def outstanding(self) -> int:
         """Requests on the server, waiting or running."""
         return sum(gpu.outstanding for gpu in self.devices)
-
-    def _last_use_ms(self, model: int) -> float:
-        return max(gpu.last_use_ms(model) for gpu in self.devices)
 
 
 class Server(ModelManager[Job]):
@@ -69,11 +65,11 @@ class Server(ModelManager[Job]):
     Args:
         index: The number of the GPU.
         host: Its server.
-        load_ms: Time of a load over its link, by kind.
+        load_ms: Time of a load over its link, by level and model.
         cluster: What it shares with other servers.
     """
 
-    def __init__(self, index: int, host: Host, load_ms: Sequence[float], cluster: ClusterState) -> None:
+    def __init__(self, index: int, host: Host, load_ms: Sequence[Sequence[float]], cluster: ClusterState) -> None:
         policies, table, spec = cluster.policies, cluster.table, host.spec
         super().__init__(
             host,
@@ -95,7 +91,7 @@ class Server(ModelManager[Job]):
         self.loads = 0
         self.evictions = 0
         self.memory = BinnedAverage()
-        #: Time of a load by kind; servers with equal links share it.
+        #: Time of a load by level and model; servers with equal links share it.
         self.load_ms = load_ms
         self._table = table
         self._models, self._levels = table.models, len(table.variants)
@@ -131,7 +127,7 @@ class Server(ModelManager[Job]):
         for other, level in room.shrunk:
             self.free_bytes += other.bytes
             self._hold(other, level)
-            other.load_ms = self.load_ms[level * self._models + other.key]
+            other.load_ms = self.load_ms[level][other.key]
         resident = self._put(now, model, room.level)
         self._note_memory(now)
         self.host.memory.fill([model])
@@ -142,7 +138,7 @@ class Server(ModelManager[Job]):
         """Put a model into memory without a load."""
         resident = self.residents[model] = self._resident_of(model)
         self._hold(resident, level)
-        resident.load_ms = self.load_ms[level * self._models + model]
+        resident.load_ms = self.load_ms[level][model]
         resident.idle_since_ms, resident.in_use, resident.running = now, 0, 0
         return resident
 
@@ -163,13 +159,6 @@ class Server(ModelManager[Job]):
         self._note_memory(now)
         self._log(now, "reset", 0)
         return sorted(waiting, key=lambda job: job[0])
-
-    def last_use_ms(self, model: int) -> float:
-        """Return the time of the last use of a model on this GPU; infinity while it is used, -1 if it never was."""
-        known = self._known.get(model)
-        if self.loading == model or (known and known.in_use and model in self.residents):
-            return _INFINITY
-        return known.idle_since_ms if known else -1.0
 
     def _without_load(self, model: int) -> ResidentModel | None:
         return None if self.sizes[0][model] else self._put(0.0, model, 0)
@@ -223,19 +212,14 @@ class Server(ModelManager[Job]):
             self._record((number, model, self.index, arrival, _NAN, _NAN, is_cold, model))
 
     def _load_times(self, model: int) -> dict[int, float]:
-        load_mb, disk_ms = self._table.load_mb, self.host.memory.disk_ms
-        kinds = range(model, self._levels * self._models, self._models)
-        return {i: self.load_ms[kind] + disk_ms(model, load_mb[kind]) for i, kind in enumerate(kinds)}
+        return {level: row[model] for level, row in enumerate(self.load_ms)}
 
     def _begin_load(self, now: float, resident: ResidentModel) -> None:
-        model, memory = resident.key, self.host.memory
-        kind = resident.level * self._models + model
-        load_ms = resident.load_ms = self.load_ms[kind]
-        load_mb = self._table.load_mb[kind]
-        store = self.cluster.store if memory.has_disk and model not in memory.held else None
-        if memory.has_disk:
-            load_ms += memory.disk_ms(model, 0.0 if store else load_mb)
-            memory.fetch(model)
+        model, level, memory = resident.key, resident.level, self.host.memory
+        kind, load_mb = level * self._models + model, self._table.load_mb[level][model]
+        resident.load_ms = self.load_ms[level][model]
+        load_ms = resident.load_ms + memory.disk_ms(model, level)
+        store = self.cluster.store if memory.misses(model) else None
         self._note_memory(now)
         self.link_busy_ms += load_ms
         self.loaded_mb += load_mb

@@ -23,9 +23,8 @@ class ServiceTable:
 
     #: By level and model, at least one level; memory does not increase with the level.
     variants: tuple[tuple[Variant, ...], ...]
-    #: Data that a load transfers.
-    load_mb: list[float]
-    #: Bytes, and what a request takes, by level and model.
+    #: Data that a load transfers, bytes, and what a request takes, by level and model.
+    load_mb: list[list[float]]
     sizes: list[list[int]]
     service: list[list[Service]]
 
@@ -34,9 +33,9 @@ class ServiceTable:
         """The number of models."""
         return len(self.variants[0])
 
-    def load_ms(self, spec: ServerSpec) -> list[float]:
-        """Return the time of a load over a server's link by kind; servers with equal links can share it."""
-        return [v.load_ms(spec.pcie_gb_per_s, spec.load_fixed_ms) for row in self.variants for v in row]
+    def load_ms(self, spec: ServerSpec) -> list[list[float]]:
+        """Return the time of a load over a server's link by level and model; servers with equal links can share it."""
+        return [[v.load_ms(spec.pcie_gb_per_s, spec.load_fixed_ms) for v in row] for row in self.variants]
 
 
 def busy_shares(tables: Sequence[ServiceTable], classes: Sequence[int]) -> BusyShares:
@@ -59,7 +58,7 @@ def service_table(variants: Sequence[Sequence[Variant]]) -> ServiceTable:
     known = {id(v): (int(v.gpu_busy_ms > 0), v.cores, v.latency_ms, *releases(v)) for v in flat}
     return ServiceTable(
         variants=tuple(tuple(row) for row in variants),
-        load_mb=[v.load_mb for v in flat],
+        load_mb=[[v.load_mb for v in row] for row in variants],
         sizes=[[v.memory_bytes for v in row] for row in variants],
         service=[[known[id(v)] for v in row] for row in variants],
     )
