@@ -204,12 +204,11 @@ class Gpu:
         self.host.dispatch()
 
     def crash(self) -> list[Request]:
-        """Lose everything; return the requests that waited."""
+        """Lose everything; return the requests that waited or ran."""
         self.life += 1
         waiting = [r for group in self.queue + self.forming for r in group.requests]
         waiting += [r for requests in self.awaited.values() for r in requests]
-        for request in self.running:
-            self.host.cluster.failed.add(request.number)
+        waiting += self.running
         self.gone |= self.held
         for what in (self.held, self.users, self.awaited, self.queue, self.forming, self.running):
             what.clear()

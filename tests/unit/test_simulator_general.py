@@ -186,7 +186,7 @@ def test_batches(delay_ms: float, rate_per_s: float) -> None:
 
 @pytest.mark.parametrize("rate_per_s", [8.0, 40.0])
 def test_failures(rate_per_s: float) -> None:
-    """Requests that wait on a server that fails are served elsewhere; those that run fail."""
+    """Requests of a server that fails are served elsewhere, if there is another one."""
     spec = ServerSpec(gpus=2, gpu_memory_gb=3.0, cpu_cores=3, mtbf_h=0.005, mttr_s=6.0)
     engine, rows, cluster = compare([spec, spec], Rules(), rate_per_s=rate_per_s)
     assert len(cluster.failed) > len(rows) / 300

@@ -51,7 +51,7 @@ class RequestSummary:
     #: Requests that ended, in time or late.
     completed: int
     dropped: int
-    #: Requests that ran, or had no server, when servers failed.
+    #: Requests that had no server, or were on three servers that failed.
     failed: int
     late: int
     #: Completed requests that waited for a load.

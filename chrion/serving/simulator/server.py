@@ -143,12 +143,10 @@ class Server(ModelManager[Job]):
         return resident
 
     def reset(self, now: float) -> list[Job]:
-        """Lose all memory and requests; those that run fail. Return those that wait, in the order of their arrival."""
-        running: list[Unsure] = [e[3][1] for e in self._events if e[2] == self._on_unsure_end]
+        """Lose all memory and requests; return those that waited or ran, in the order of their arrival."""
+        running = [job for e in self._events if e[2] == self._on_unsure_end for job in e[3][1][0]]
         self._events[:] = [e for e in self._events if getattr(e[2], "__self__", None) is not self]
         heapify(self._events)
-        for jobs, _, kind in running:
-            self._record_all(jobs, _NAN, now, kind % (self._models * self._levels))
         loading = () if self.loading is None else (self.loading,)
         for model in (*self.residents, *self.cold, *self.reserved, *loading):
             if self.index in self.cluster.homes[model]:
@@ -158,7 +156,7 @@ class Server(ModelManager[Job]):
             self.cluster.store.cancel(now, self.index)
         self._note_memory(now)
         self._log(now, "reset", 0)
-        return sorted(waiting, key=lambda job: job[0])
+        return sorted(running + waiting, key=lambda job: job[0])
 
     def _without_load(self, model: int) -> ResidentModel | None:
         return None if self.sizes[0][model] else self._put(0.0, model, 0)
