@@ -50,8 +50,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Reason why a model runs plain before its first decision.
+#: Reasons why a model runs plain before its first decision: in general, and if only cached ones are used.
 NOT_TUNED = "tuning has not finished"
+NOT_LOOKED_UP = "tuning is switched off, and cached decisions are looked up beside the first requests"
+#: Begins the reason while the engine of the first decision is being opened.
+OPENING = "a plan was selected and is being opened"
 
 #: Maximum number of requests whose shapes wait for the tuning thread, which counts them a few times a second: a sample.
 _MAX_NOTED = 64
@@ -106,6 +109,7 @@ class BackgroundTuner:
 
     Attributes:
         failure: Why the latest decision could not be made, or none can be; empty otherwise.
+        opening: That a plan was selected and is being opened, with the reason; empty otherwise.
         noted: Shapes of requests, appended by the threads of callers; None if all requests have the same shapes.
         yields: Share of its time for which a request returns later, so that the tuning process has a core meanwhile.
     """
@@ -138,6 +142,7 @@ class BackgroundTuner:
         #: Held by the tuning thread while it works for this session.
         self._working = threading.Lock()
         self.yields = 0.0
+        self.opening = ""
         self.failure = _thread.serve(self)
         if not free:
             self._submit({})
@@ -300,7 +305,11 @@ class BackgroundTuner:
             decision = self._source.decide(named, load, anew=work.anew)
         finally:
             self.yields = 0.0
-        self.install(named, decision)
+        self.opening = f"{OPENING}: {decision.evidence}" if decision.plan else ""
+        try:
+            self.install(named, decision)
+        finally:
+            self.opening = ""
         return decision
 
     def install(self, named: NamedShapes, decision: Decision, opened: Engine | None = None) -> None:

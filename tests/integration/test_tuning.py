@@ -33,6 +33,7 @@ from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_process import NamedShapes
 from helpers import assert_same_as_plain, branches, free_branches
 from seams.sessions import (
+    before_step,
     decide_by,
     engine_of,
     pretend_load,
@@ -217,6 +218,31 @@ def test_never_uses_cached_decisions_only(tuned_shapes: list[NamedShapes], gate:
         assert session.wait_until_tuned(30)
         assert session.plan is not None
     assert len(tuned_shapes) == 1
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_a_plan_that_is_being_opened_is_explained(monkeypatch: pytest.MonkeyPatch, *, free: bool) -> None:
+    """While requests wait for the plan of a cached decision, the reason names the decision."""
+    model = free_branches() if free else branches()
+    decide_by(monkeypatch, alternate)
+    with HybridSession(model, tune="now") as session:
+        session.run(None, {"x": X})
+    opening, opened = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        opening.set()
+        opened.wait(30)
+
+    before_step(monkeypatch, "open the engine", hold)
+    with HybridSession(model, tune="never") as session:
+        session.run(None, {"x": X})
+        assert opening.wait(30)
+        assert "a plan was selected and is being opened: by the test (tuned " in session.explain()
+        opened.set()
+        assert session.wait_until_tuned(30)
+        session.run(None, {"x": X})
+        assert session.plan is not None
+        assert "is being opened" not in session.explain()
 
 
 @pytest.mark.parametrize("free", [False, True])

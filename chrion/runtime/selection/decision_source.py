@@ -19,7 +19,7 @@ from chrion.runtime.selection.tuning_process import NamedShapes, StarvedError, T
 log = logging.getLogger(__name__)
 
 #: Reason why a model without a cached decision runs plain, if none may be made.
-NOT_CACHED = "tuning is switched off, and no cached decision is in use"
+NOT_CACHED = "tuning is switched off, and no cached decision was found"
 _OPTIONS_CHANGED = "the session options were changed after the session was created"
 
 
