@@ -19,6 +19,8 @@ from chrion.scheduler.priced_memory import MEMORIES, MEMORY_NAMES, Memory
 #: Range of latency ratios that count as equal: measurements of one session differ by as much.
 _LEVEL = (0.97, 1.03)
 _VS_ACCELERATOR = "vs. accelerator"
+#: What the table compares with, unless the plain session was measured.
+_PAPERS_CPU_ONLY = "CPU only: predicted by the Chrion paper's algorithm, with one core for each operator"
 #: Verdict on timings with interference.
 TOO_BUSY = "the machine was too busy for a reliable comparison: repeat it when no other process uses the cores"
 
@@ -72,9 +74,8 @@ def reference_lines(plan: Plan) -> list[str]:
         if plan.is_plain and not plan.on_accelerator:
             lines.append("the plan is the whole model on one lane, which sessions run plain: no gain")
         return lines
-    if not _is_on_cpu_alone(plan):
-        return lines
-    return ["vs. CPU only: both are predictions; chrion bench compares with plain onnxruntime"]
+    plain = "; chrion bench compares with plain onnxruntime" if _is_on_cpu_alone(plan) else ""
+    return [*lines, f"{_PAPERS_CPU_ONLY}{plain}"]
 
 
 def verdict(plan: Plan) -> str:

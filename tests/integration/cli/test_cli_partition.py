@@ -128,6 +128,7 @@ def test_the_table_has_the_baselines_beside_the_plan(cli: Chrion, lstm: Path) ->
     cores = Plan.load("lstm.plan.json").cpu_only_cores
     assert next(line for line in out.splitlines() if line.startswith("CPU only")).split()[-1] == str(cores)
     assert 1 <= cores <= 12
+    assert "CPU only: predicted by the Chrion paper's algorithm, with one core for each operator" in out.splitlines()
     assert out.splitlines()[-1] == "next: chrion report lstm.plan.json --html lstm.timeline.html"
 
 
@@ -148,7 +149,7 @@ def test_without_an_accelerator_the_reference_is_a_plain_session(cli: Chrion, tm
     loses = plan.predicted.latency_ms > 1.01 * plan.cpu_only.latency_ms
     assert ("slower than plain onnxruntime" in out) == loses
     given = ("a model.onnx", "--shape", "batch=2", "--hardware", "epyc-16", "--cores", "2", "-o", "estimated.json")
-    assert "vs. CPU only: both are predictions; chrion bench compares" in cli("partition", *given)[1]
+    assert "with one core for each operator; chrion bench compares with plain" in cli("partition", *given)[1]
     assert "--profile gtx1080ti-paper" not in out
     commands = out.splitlines()[-1].removeprefix("next: ").split("; ")
     assert commands[0] == "chrion bench 'a model.onnx' --shape batch=2 --plan p.json"
