@@ -32,12 +32,13 @@ from chrion.runtime.engine_table import EngineTable, Shapes
 from chrion.runtime.execution.engine import Engine, Footprint
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_selection import LiveSelection
+from chrion.runtime.options.thread_limit import thread_count
 from chrion.runtime.requests import known_shape
+from chrion.runtime.selection.comparison_summary import PLAIN, candidate_name
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decision_source import DecisionSource, Load
 from chrion.runtime.selection.decisions import Decision, TimedCandidate, retry_s
 from chrion.runtime.selection.guard import SHARE
-from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal
 from chrion.runtime.selection.selector import SHARE_BESIDE_PLAIN, EngineSelector, plan_name, warn_of_slo, why_plain
 from chrion.runtime.selection.shapes import ShapeCounter
@@ -380,7 +381,8 @@ class BackgroundTuner:
         )
         winner, plan = (_CANDIDATE, engine.plan) if trial.plan_wins else (PLAIN, None)
         relation = "faster" if plan else "no plan was faster"
-        figures = f"{PLAIN} {format_ms(trial.plain_ms)}; {_CANDIDATE} {format_ms(trial.plan_ms)}; {trial.pairs} rounds"
+        plain = candidate_name(PLAIN, thread_count(self._config.options))
+        figures = f"{plain} {format_ms(trial.plain_ms)}; {_CANDIDATE} {format_ms(trial.plan_ms)}; {trial.pairs} rounds"
         made = replace(
             decision,
             winner=winner,

@@ -32,10 +32,10 @@ from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.options.session_options import session_reason
 from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.requests import check_arguments, check_feed, shape_of
+from chrion.runtime.selection.comparison_summary import PLAIN
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decision_source import decide_now
 from chrion.runtime.selection.decisions import Decision
-from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal
 from chrion.runtime.selection.selector import EngineSelector, warn_of_slo, why_plain
 from chrion.runtime.selection.tuning_lock import BusyError

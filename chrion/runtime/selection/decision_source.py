@@ -8,10 +8,10 @@ from typing import NamedTuple
 from chrion.common.imports import import_late
 from chrion.errors import ChrionError
 from chrion.runtime.options.session_options import fingerprint
+from chrion.runtime.selection.comparison_summary import PLAIN
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, decision_from_json
 from chrion.runtime.selection.known_decisions import KnownDecisions
-from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.selector import PATIENCE_S, why_plain
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.runtime.selection.tuning_process import NamedShapes, StarvedError, TuningProcess
