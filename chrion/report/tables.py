@@ -33,7 +33,7 @@ def plan_table(plan: Plan) -> FigureTable:
     """
     title = f"{plan.model}: {plan.operator_counts}, predicted for {plan.machine}"
     first, second = sorted(MEMORIES, key=lambda memory: memory != plan.memory)
-    n, on_cpu_alone = len(plan.operators), _is_on_cpu_alone(plan)
+    n, on_cpu_alone = plan.model_operators or len(plan.operators), _is_on_cpu_alone(plan)
     columns = ["latency", "vs. CPU only", "operators", "cores"]
     if not on_cpu_alone:
         columns = ["latency", _VS_ACCELERATOR, MEMORY_NAMES[first], _VS_ACCELERATOR, MEMORY_NAMES[second]]
@@ -50,7 +50,7 @@ def plan_table(plan: Plan) -> FigureTable:
         used = str(cores) if cores or on_accelerator else ""
         if on_cpu_alone:
             change = _change(predicted.latency_ms, plan.cpu_only.latency_ms if plan.cpu_only else 0.0)
-            table.add_row(name, format_ms(predicted.latency_ms), change, str(n), used)
+            table.add_row(name, format_ms(predicted.latency_ms), change, str(on_accelerator + on_cpu), used)
         else:
             figures = _figures(predicted, plan.accelerator_only, first, second)
             table.add_row(name, *figures, str(on_accelerator), str(on_cpu), used)
@@ -96,7 +96,7 @@ def objective(plan: Plan) -> str:
     """Return what was minimised, and within which limits; alpha is a part of it only if it was given."""
     memory = MEMORY_NAMES[plan.memory]
     if plan.priced or plan.accelerator_only is None:
-        is_weighed = plan.alpha and plan.accelerator_only
+        is_weighed = plan.alpha and plan.accelerator_only and plan.meets_slo
         return "minimum latency" + (f" + {plan.alpha:.4g} ms/MB * {memory}" if is_weighed else "")
     within = " within the GPU budget" if plan.budget_mb is not None else ""
     weighed = find_policy(plan.policy).weighs_memory

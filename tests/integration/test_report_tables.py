@@ -54,6 +54,15 @@ def test_the_plan_table_compares_with_the_accelerator(plan: Plan) -> None:
     assert "-75.0 %" in text
 
 
+def test_the_plan_table_has_the_operators_of_the_model_on_one_device(plan: Plan) -> None:
+    """A plan in chunks has more operators than the model, of which the other rows are."""
+    one = Prediction(50.0, 100.0, 100.0)
+    cut = replace(plan, accelerator_only=one, cpu_only=one, cpu_only_cores=2, model_operators=3)
+    rows = {row.split("  ")[0]: row.split()[-3:] for row in shown(plan_table(cut)).splitlines()}
+    assert (rows["accelerator only"], rows["CPU only"]) == (["3", "0", "0"], ["0", "3", "2"])
+    assert rows["fixed placement"] == ["0", "4", "2"]
+
+
 def test_the_plan_table_without_an_accelerator_compares_with_the_cores(plan: Plan) -> None:
     """Without an accelerator the table shows 40 ms as 20 % less than 50 ms, no memory, and fits 80 columns."""
     for name, value in {
