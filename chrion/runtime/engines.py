@@ -26,7 +26,7 @@ from chrion.runtime import process_hooks
 from chrion.runtime.background_tuning import NOT_LOOKED_UP, NOT_TUNED, BackgroundTuner
 from chrion.runtime.diversion import CROWDED, Diversion, Observer
 from chrion.runtime.engine_table import EngineTable, Shapes
-from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
+from chrion.runtime.execution.engine import CannotCutError, Engine, input_obstacle, require_tensors
 from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure, EngineFailure, Event
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.options.session_options import session_reason
@@ -34,7 +34,7 @@ from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.requests import check_arguments, check_feed, shape_of
 from chrion.runtime.selection.comparison_summary import PLAIN
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decision_source import decide_now
+from chrion.runtime.selection.decision_source import NOT_CACHED, decide_now
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.plan_memory import explain_refusal
 from chrion.runtime.selection.selector import EngineSelector, warn_of_slo, why_plain
@@ -105,7 +105,7 @@ class Engines:
     def explain(self) -> str:
         """Describe the engine of the last request, and whether another one serves in its place."""
         engine, lines = self.current, []
-        tuner, undecided = self._tuner, engine.reason in {NOT_TUNED, NOT_LOOKED_UP}
+        tuner, undecided = self._tuner, engine.reason in {NOT_TUNED, NOT_LOOKED_UP, NOT_CACHED}
         if tuner and undecided and isinstance(engine, PlainEngine):
             engine = engine.with_reason(tuner.failure or tuner.opening or engine.reason)
         if engine.comparison and engine.comparison.note:
@@ -477,8 +477,10 @@ class Engines:
         cached_only = self._tune == "never"
         engine = self.plain(reason or (NOT_LOOKED_UP if cached_only else NOT_TUNED))
         self._describe(describe_session(engine.session))
+        if not reason and (reason := input_obstacle(self._table.inputs)):
+            self._plain_sessions.keep_reason(engine.with_reason(reason))
         self._table.current = self.plain()  # itself, not a copy: tuning replaces it
-        if not reason and all(info.type.startswith("tensor(") for info in self._table.inputs):
+        if not reason:
             crowding = self.diversion.crowding  # the tuner does not keep this object alive
             self._tuner = BackgroundTuner(
                 config, self._selector, self._table, lambda: crowding.active, cached_only=cached_only
