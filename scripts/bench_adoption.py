@@ -42,7 +42,7 @@ from chrion import HybridSession, load
 from chrion.machine.cores import physical_cores
 from chrion.profiler import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
-from chrion.runtime.background_tuning import NOT_TUNED
+from chrion.runtime.background_tuning import NOT_TUNED, OPENING
 from chrion.runtime.diversion import CROWDED
 from chrion.runtime.live_selection import COMPARING
 from chrion.runtime.selection.selector import NOT_TIMED
@@ -156,7 +156,7 @@ def is_decided(session: HybridSession) -> bool:
     return (
         session.plan is not None
         or CROWDED in text
-        or not any(reason in text for reason in (NOT_TUNED, COMPARING, NOT_TIMED))
+        or not any(reason in text for reason in (NOT_TUNED, OPENING, COMPARING, NOT_TIMED))
     )
 
 

@@ -22,10 +22,12 @@ from chrion.common.units import format_shape, parse_duration_ms, parse_shape
 from chrion.errors import OptionError
 from chrion.graph import load as load_graph
 from chrion.graph.reading import read_model
+from chrion.machine.cores import physical_cores
+from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.report.lane_chart import chrome_trace
 from chrion.report.load_tables import block_chart, load_line, load_table
-from chrion.report.tables import estimated_lines
+from chrion.report.tables import TOO_BUSY, estimated_lines
 from chrion.runtime.block_chain import why_whole
 from chrion.serving.multi.estimated_models import EstimatedModels
 from chrion.serving.multi.lane_models import LaneModels
@@ -137,7 +139,7 @@ def multi(
         costs = CostOptions(hardware=hardware, cores=cores)
         estimated, lines = _estimate(paths, shapes, costs, options)
         per_s, _, result = given.predict(estimated, estimated.times)
-        _show(estimated, per_s, {"estimated": result}, lines, as_json=as_json)
+        _show(estimated, per_s, {"estimated": result}, lines, {}, as_json=as_json)
         raise typer.Exit(0 if result.sustained else OUT_OF_REACH)
     with step(f"opening {', '.join(names)}" if background else f"cutting {', '.join(names)} into blocks"):
         session = MultiSession(paths, accelerators=providers, cores=cores, shapes=shapes, **options)
@@ -146,16 +148,20 @@ def multi(
             note(f"warning: {name}: free dimensions have size 1: {', '.join(free)}; --shape gives other sizes")
     with session:
         feeds = {name: {i.name: synthetic_array(i) for i in inputs} for name, inputs in session.inputs.items()}
+        monitor = UsageMonitor(physical_cores())
         with step("measuring models while all cores are busy"):
             times = measure_times(session, feeds)
         per_s, arrivals, predicted = given.predict(session, times)
         with step(f"measuring {len(arrivals)} tasks in {seconds:g} s"):
             served, spans = measure(session, feeds, arrivals)
+        busy = monitor.has_interference()
     measured = summarise(served, spans, arrivals, session.lanes)
     if trace:
         write_atomically(trace, chrome_trace([block_chart("measured", spans, session.cpu_lanes)]))
-    messages = [target.message for target in targets]
-    _show(session, per_s, {"predicted": predicted, "measured": measured}, messages, as_json=as_json)
+    messages = [*([TOO_BUSY] if busy else []), *(target.message for target in targets)]
+    shapes_used = {name: {key: list(array.shape) for key, array in feed.items()} for name, feed in feeds.items()}
+    conditions = {"shapes": shapes_used, "interference": busy}
+    _show(session, per_s, {"predicted": predicted, "measured": measured}, messages, conditions, as_json=as_json)
     raise typer.Exit(0 if measured.sustained else OUT_OF_REACH)
 
 
@@ -214,12 +220,14 @@ def _show(
     per_s: Mapping[str, float],
     results: Mapping[str, LoadResult],
     messages: Sequence[str],
+    conditions: Mapping[str, Any],
     *,
     as_json: bool,
 ) -> None:
+    """Print results, with messages, or as JSON with the conditions under which they were measured."""
     if as_json:
         content = {title: _plain(result) for title, result in results.items()}
-        show_json({"policy": session.policy, "lanes": session.lanes, "rates": per_s, **content})
+        show_json({"policy": session.policy, "lanes": session.lanes, "rates": per_s, **content, **conditions})
     else:
         lines = [load_line(title, result) for title, result in results.items()]
         show(session.explain(), load_table(per_s, results), *lines, *messages)

@@ -58,6 +58,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "policy": plan.policy,
         "cores": plan.schedule.cores,
         "alpha": plan.alpha,
+        "priced": plan.priced,
         "memory": plan.memory,
         "slo_ms": plan.slo_ms,
         "meets_slo": plan.meets_slo,

@@ -26,7 +26,8 @@ def open_session(graph: Graph, arguments: dict[str, Any], model: ModelOptions) -
         session = HybridSession(graph, **arguments)
     if graph.declared_free and session.plan:
         shapes = [word for text in model.shape or () for word in ("--shape", text)]
-        precision = ["--precision", arguments["precision"]] if arguments.get("precision") else []
+        rounded = arguments.get("precision") not in {None, "float32"}
+        precision = ["--precision", arguments["precision"]] if rounded else []
         tune = shlex.join(["chrion", "tune", str(model.path), *shapes, *precision])
         note(f"for these shapes alone; whether sessions of free dimensions use the plan: {tune}")
     return session

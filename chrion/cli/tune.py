@@ -33,6 +33,7 @@ from chrion.graph.opened_model import OpenedModel
 from chrion.profiler.measure_graph import require_shapes
 from chrion.profiler.precision import check_max_error, check_precision
 from chrion.report.figure_table import FigureTable, key, text
+from chrion.runtime.options.thread_limit import thread_count
 from chrion.runtime.selection.comparison_summary import candidate_name
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.known_decisions import KnownDecisions
@@ -76,8 +77,8 @@ def tune(
 
     Sessions with the same options find the decisions in the cache. With --beside they are also written to a file that
     can be shipped with the model; sessions use it on machines of the same kind, with the same versions of Chrion and
-    onnxruntime. Decisions are added to such a file; any other needs --force. Exit code 1: other processes used the
-    cores, so that a decision is unreliable and not in the file. Exit code 3: no candidate meets the SLO.
+    onnxruntime. Decisions are added to such a file; any other needs --force. Exit code 1: with --beside, a decision is
+    not in the file, since other processes used the cores. Exit code 3: no candidate meets the SLO.
     """
     limits = PlanOptions(slo, alpha, cores=cores, gpu_budget=gpu_budget).limits
     check_max_error(max_error, used := check_precision(precision or "float32"))
@@ -215,11 +216,14 @@ def _show(
         show_json({"session": call, "decisions": [_summary(model, path, shipped) for model, path, shipped in rows]})
         return
     table = FigureTable("", [key("model"), text("shapes"), text("runs"), "latency", "fastest plain", text("reliable")])
+    threads = thread_count(None)
     for model, _, shipped in rows:
         decision = shipped.decision
         latency, plain = (format_ms(ms) if ms else "" for ms in (decision.latency_ms, decision.plain_ms))
         reliable = "no" if decision.uncertain else "yes"
-        table.add_row(model.name, _format(shipped.shapes), candidate_name(decision.winner), latency, plain, reliable)
+        table.add_row(
+            model.name, _format(shipped.shapes), candidate_name(decision.winner, threads), latency, plain, reliable
+        )
     reasons = [f"{model.name}{_format(s.shapes, before=', ')}: {s.decision.evidence}" for model, _, s in rows]
     refused = [
         f"{model.name}{_format(s.shapes, before=', ')}: sessions run plain all the same: "

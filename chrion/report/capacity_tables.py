@@ -38,10 +38,13 @@ def limit_lines(quantity: Searched, condition: Condition, limits: Sequence[Limit
 
 
 def curve_table(quantity: Searched, condition: Condition, limits: Sequence[Limit]) -> FigureTable:
-    """Return a table of all values that were tried; neighbours of equal figures are one row."""
+    """Return a table of the values that decide the limits; neighbours of equal figures are one row."""
     priced = any(probe.cost_per_hour for limit in limits for probe in limit.curve)
     columns: list[Column | str] = [key("pattern"), key(quantity.unit, is_text=False), condition.metric, *_CURVE]
-    table = FigureTable("values tried", [*columns, *(["cost per hour"] if priced else [])])
+    table = FigureTable(
+        "values around the limits; --export writes all that were tried",
+        [*columns, *(["cost per hour"] if priced else [])],
+    )
 
     def cells(probe: Probe) -> tuple[str, ...]:
         figure = probe.figure
@@ -50,7 +53,7 @@ def curve_table(quantity: Searched, condition: Condition, limits: Sequence[Limit
         return condition.text(figure.mean), ends, *about, *([f"{probe.cost_per_hour:.2f}"] if priced else [])
 
     for limit in limits:
-        for row, equal in groupby(limit.curve, cells):
+        for row, equal in groupby(_deciding(limit), cells):
             table.add_row(limit.pattern, _amounts(list(equal)), *row)
     return table
 
@@ -120,6 +123,20 @@ def _notes(quantity: Searched, condition: Condition, limit: Limit) -> Iterator[s
             f"not monotone: {condition.metric} is {condition.text(limit.exception.figure.mean)} at "
             f"{amount_text(limit.exception)}, although a harder value meets the condition"
         )
+
+
+def _deciding(limit: Limit) -> Sequence[Probe]:
+    """Return the values from the last one before a limit to the first that clearly meets its condition, and exceptions.
+
+    If no value meets it, these are the first and the last; if none clearly does, all that were tried.
+    """
+    if limit.possible is None:
+        return limit.curve[:1] + limit.curve[1:][-1:]
+    if limit.certain is None:
+        return limit.curve
+    named = (limit.beyond, limit.possible, limit.best, limit.certain)
+    amounts = [probe.amount for probe in named if probe and probe.met != find.UNFIT]
+    return [p for p in limit.curve if min(amounts) <= p.amount <= max(amounts) or p is limit.exception]
 
 
 def _amounts(probes: Sequence[Probe]) -> str:

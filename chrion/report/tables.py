@@ -19,6 +19,8 @@ from chrion.scheduler.priced_memory import MEMORIES, MEMORY_NAMES, Memory
 #: Range of latency ratios that count as equal: measurements of one session differ by as much.
 _LEVEL = (0.97, 1.03)
 _VS_ACCELERATOR = "vs. accelerator"
+#: What the table compares with, unless the plain session was measured.
+_PAPERS_CPU_ONLY = "CPU only: predicted by the Chrion paper's algorithm, with one core for each operator"
 #: Verdict on timings with interference.
 TOO_BUSY = "the machine was too busy for a reliable comparison: repeat it when no other process uses the cores"
 
@@ -31,7 +33,7 @@ def plan_table(plan: Plan) -> FigureTable:
     """
     title = f"{plan.model}: {plan.operator_counts}, predicted for {plan.machine}"
     first, second = sorted(MEMORIES, key=lambda memory: memory != plan.memory)
-    n, on_cpu_alone = len(plan.operators), _is_on_cpu_alone(plan)
+    n, on_cpu_alone = plan.model_operators or len(plan.operators), _is_on_cpu_alone(plan)
     columns = ["latency", "vs. CPU only", "operators", "cores"]
     if not on_cpu_alone:
         columns = ["latency", _VS_ACCELERATOR, MEMORY_NAMES[first], _VS_ACCELERATOR, MEMORY_NAMES[second]]
@@ -48,7 +50,7 @@ def plan_table(plan: Plan) -> FigureTable:
         used = str(cores) if cores or on_accelerator else ""
         if on_cpu_alone:
             change = _change(predicted.latency_ms, plan.cpu_only.latency_ms if plan.cpu_only else 0.0)
-            table.add_row(name, format_ms(predicted.latency_ms), change, str(n), used)
+            table.add_row(name, format_ms(predicted.latency_ms), change, str(on_accelerator + on_cpu), used)
         else:
             figures = _figures(predicted, plan.accelerator_only, first, second)
             table.add_row(name, *figures, str(on_accelerator), str(on_cpu), used)
@@ -72,9 +74,8 @@ def reference_lines(plan: Plan) -> list[str]:
         if plan.is_plain and not plan.on_accelerator:
             lines.append("the plan is the whole model on one lane, which sessions run plain: no gain")
         return lines
-    if not _is_on_cpu_alone(plan):
-        return lines
-    return ["vs. CPU only: both are predictions; chrion bench compares with plain onnxruntime"]
+    plain = "; chrion bench compares with plain onnxruntime" if _is_on_cpu_alone(plan) else ""
+    return [*lines, f"{_PAPERS_CPU_ONLY}{plain}"]
 
 
 def verdict(plan: Plan) -> str:
@@ -95,7 +96,7 @@ def objective(plan: Plan) -> str:
     """Return what was minimised, and within which limits; alpha is a part of it only if it was given."""
     memory = MEMORY_NAMES[plan.memory]
     if plan.priced or plan.accelerator_only is None:
-        is_weighed = plan.alpha and plan.accelerator_only
+        is_weighed = plan.alpha and plan.accelerator_only and plan.meets_slo
         return "minimum latency" + (f" + {plan.alpha:.4g} ms/MB * {memory}" if is_weighed else "")
     within = " within the GPU budget" if plan.budget_mb is not None else ""
     weighed = find_policy(plan.policy).weighs_memory

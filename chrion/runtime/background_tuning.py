@@ -32,12 +32,13 @@ from chrion.runtime.engine_table import EngineTable, Shapes
 from chrion.runtime.execution.engine import Engine, Footprint
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_selection import LiveSelection
+from chrion.runtime.options.thread_limit import thread_count
 from chrion.runtime.requests import known_shape
+from chrion.runtime.selection.comparison_summary import PLAIN, candidate_name
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decision_source import DecisionSource, Load
 from chrion.runtime.selection.decisions import Decision, TimedCandidate, retry_s
 from chrion.runtime.selection.guard import SHARE
-from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal
 from chrion.runtime.selection.selector import SHARE_BESIDE_PLAIN, EngineSelector, plan_name, warn_of_slo, why_plain
 from chrion.runtime.selection.shapes import ShapeCounter
@@ -50,8 +51,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Reason why a model runs plain before its first decision.
+#: Reasons why a model runs plain before its first decision: in general, and if only cached ones are used.
 NOT_TUNED = "tuning has not finished"
+NOT_LOOKED_UP = "tuning is switched off, and cached decisions are looked up beside the first requests"
+#: Begins the reason while the engine of the first decision is being opened.
+OPENING = "a plan was selected and is being opened"
 
 #: Maximum number of requests whose shapes wait for the tuning thread, which counts them a few times a second: a sample.
 _MAX_NOTED = 64
@@ -106,6 +110,7 @@ class BackgroundTuner:
 
     Attributes:
         failure: Why the latest decision could not be made, or none can be; empty otherwise.
+        opening: That a plan was selected and is being opened, with the reason; empty otherwise.
         noted: Shapes of requests, appended by the threads of callers; None if all requests have the same shapes.
         yields: Share of its time for which a request returns later, so that the tuning process has a core meanwhile.
     """
@@ -138,6 +143,7 @@ class BackgroundTuner:
         #: Held by the tuning thread while it works for this session.
         self._working = threading.Lock()
         self.yields = 0.0
+        self.opening = ""
         self.failure = _thread.serve(self)
         if not free:
             self._submit({})
@@ -300,7 +306,11 @@ class BackgroundTuner:
             decision = self._source.decide(named, load, anew=work.anew)
         finally:
             self.yields = 0.0
-        self.install(named, decision)
+        self.opening = f"{OPENING}: {decision.evidence}" if decision.plan else ""
+        try:
+            self.install(named, decision)
+        finally:
+            self.opening = ""
         return decision
 
     def install(self, named: NamedShapes, decision: Decision, opened: Engine | None = None) -> None:
@@ -371,7 +381,8 @@ class BackgroundTuner:
         )
         winner, plan = (_CANDIDATE, engine.plan) if trial.plan_wins else (PLAIN, None)
         relation = "faster" if plan else "no plan was faster"
-        figures = f"{PLAIN} {format_ms(trial.plain_ms)}; {_CANDIDATE} {format_ms(trial.plan_ms)}; {trial.pairs} rounds"
+        plain = candidate_name(PLAIN, thread_count(self._config.options))
+        figures = f"{plain} {format_ms(trial.plain_ms)}; {_CANDIDATE} {format_ms(trial.plan_ms)}; {trial.pairs} rounds"
         made = replace(
             decision,
             winner=winner,

@@ -23,19 +23,19 @@ from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
 from chrion.runtime import process_hooks
-from chrion.runtime.background_tuning import NOT_TUNED, BackgroundTuner
+from chrion.runtime.background_tuning import NOT_LOOKED_UP, NOT_TUNED, BackgroundTuner
 from chrion.runtime.diversion import CROWDED, Diversion, Observer
 from chrion.runtime.engine_table import EngineTable, Shapes
-from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
+from chrion.runtime.execution.engine import CannotCutError, Engine, input_obstacle, require_tensors
 from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure, EngineFailure, Event
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.options.session_options import session_reason
 from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.requests import check_arguments, check_feed, shape_of
+from chrion.runtime.selection.comparison_summary import PLAIN
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decision_source import NOT_CACHED, decide_now
 from chrion.runtime.selection.decisions import Decision
-from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal
 from chrion.runtime.selection.selector import EngineSelector, warn_of_slo, why_plain
 from chrion.runtime.selection.tuning_lock import BusyError
@@ -105,8 +105,9 @@ class Engines:
     def explain(self) -> str:
         """Describe the engine of the last request, and whether another one serves in its place."""
         engine, lines = self.current, []
-        if engine.reason in {NOT_TUNED, NOT_CACHED} and self._tuner and self._tuner.failure:
-            engine = self.plain(self._tuner.failure)
+        tuner, undecided = self._tuner, engine.reason in {NOT_TUNED, NOT_LOOKED_UP, NOT_CACHED}
+        if tuner and undecided and isinstance(engine, PlainEngine):
+            engine = engine.with_reason(tuner.failure or tuner.opening or engine.reason)
         if engine.comparison and engine.comparison.note:
             lines = [engine.comparison.note]
         if self.diversion.serves_crowd:
@@ -474,10 +475,12 @@ class Engines:
             usable_provider(config.accelerator[0])
         reason = session_reason(config.options, config.rest)
         cached_only = self._tune == "never"
-        engine = self.plain(reason or (NOT_CACHED if cached_only else NOT_TUNED))
+        engine = self.plain(reason or (NOT_LOOKED_UP if cached_only else NOT_TUNED))
         self._describe(describe_session(engine.session))
+        if not reason and (reason := input_obstacle(self._table.inputs)):
+            self._plain_sessions.keep_reason(engine.with_reason(reason))
         self._table.current = self.plain()  # itself, not a copy: tuning replaces it
-        if not reason and all(info.type.startswith("tensor(") for info in self._table.inputs):
+        if not reason:
             crowding = self.diversion.crowding  # the tuner does not keep this object alive
             self._tuner = BackgroundTuner(
                 config, self._selector, self._table, lambda: crowding.active, cached_only=cached_only

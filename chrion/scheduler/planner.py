@@ -253,7 +253,7 @@ class Planner:
 
     def _remarks_on_alpha(self, limits: Limits, alpha: float | None, chosen: VariantSolution) -> list[str]:
         """Return a remark if alpha changes nothing, with the reason."""
-        reason = self._why_alpha_is_ineffective(limits, chosen) if alpha else ""
+        reason = self._why_alpha_is_ineffective(limits, chosen) if alpha and chosen.meets(limits.slo_ms) else ""
         return [f"alpha changes nothing: {reason}"] if reason else []
 
     def _remarks_on_budget(self, limits: Limits, chosen: VariantSolution) -> list[str]:

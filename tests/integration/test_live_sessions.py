@@ -15,9 +15,11 @@ import pytest
 
 from chrion import HybridSession, load, zoo
 from chrion.common.files import cache_folder
+from chrion.common.units import format_count
 from chrion.devices.small_models import smallest_model
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
+from chrion.machine.cores import physical_cores
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Footprint
 from chrion.runtime.execution.executor import SegmentFailure
@@ -44,6 +46,8 @@ from seams.sessions import (
 
 X = {"x": np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)}
 EXPECTED = run_plain(branches(), X)
+#: The plain session in explanations.
+PLAIN_SESSION = f"plain, {format_count(len(physical_cores()), 'thread')}"
 
 
 class Plans:
@@ -230,7 +234,7 @@ def test_live_requests_decide_where_timings_are_uncertain(
         compared_s, end_s = time.time(), time.monotonic() + 60
         while COMPARING in session.explain() and time.monotonic() < end_s:
             assert_equal(call(session, how), EXPECTED)
-        text, served_s = "on live requests (plain 30.0 ms; plan 1", time.monotonic() + 30
+        text, served_s = f"on live requests ({PLAIN_SESSION} 30.0 ms; plan 1", time.monotonic() + 30
         while text not in session.explain() and time.monotonic() < served_s:
             time.sleep(0.01)
         assert text in session.explain()
@@ -365,7 +369,7 @@ def test_live_requests_decide_for_each_of_several_shapes(plans: Plans, monkeypat
     model = free_branches()
     two, three = np.ones((2, 4), np.float32), np.ones((3, 4), np.float32)
     expected = {len(x): run_plain(model, {"x": x}) for x in (two, three)}
-    text = "on live requests (plain 30.0 ms; plan 1"
+    text = f"on live requests ({PLAIN_SESSION} 30.0 ms; plan 1"
 
     def decide(x: np.ndarray[Any, Any]) -> None:
         """Serve requests of one shape, and a few of another, until the plan is selected for the first."""

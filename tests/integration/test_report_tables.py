@@ -17,7 +17,7 @@ from chrion import Plan, Profile, load
 from chrion.report.alpha_sweep import alpha_sweep_hints, alpha_sweep_table
 from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult
 from chrion.report.benchmark.latency import Timing
-from chrion.report.capacity_tables import limit_lines
+from chrion.report.capacity_tables import curve_table, limit_lines
 from chrion.report.comparison import comparison_table, comparison_verdict
 from chrion.report.figure_table import FigureTable
 from chrion.report.simulation_tables import simulation_tables, sweep_table
@@ -25,7 +25,7 @@ from chrion.report.tables import bench_table, bench_verdict, machine_table, memo
 from chrion.scheduler import Prediction, fixed_plan
 from chrion.serving.simulator import find_scenario, run_sweep, simulate
 from chrion.serving.simulator.confidence import Interval
-from chrion.serving.simulator.find import MET, MISSED, SERVERS, UNFIT, Condition, Limit, Probe, Searched
+from chrion.serving.simulator.find import MET, MISSED, OPEN, SERVERS, UNFIT, Condition, Limit, Probe, Searched
 from chrion.serving.simulator.overrides import parameter_grid
 from chrion.serving.simulator.results import to_json
 from helpers import MACHINE, alternating_lanes, branches
@@ -52,6 +52,15 @@ def test_the_plan_table_compares_with_the_accelerator(plan: Plan) -> None:
     text = shown(plan_table(plan))
     assert "-20.0 %" in text
     assert "-75.0 %" in text
+
+
+def test_the_plan_table_has_the_operators_of_the_model_on_one_device(plan: Plan) -> None:
+    """A plan in chunks has more operators than the model, of which the other rows are."""
+    one = Prediction(50.0, 100.0, 100.0)
+    cut = replace(plan, accelerator_only=one, cpu_only=one, cpu_only_cores=2, model_operators=3)
+    rows = {row.split("  ")[0]: row.split()[-3:] for row in shown(plan_table(cut)).splitlines()}
+    assert (rows["accelerator only"], rows["CPU only"]) == (["3", "0", "0"], ["0", "3", "2"])
+    assert rows["fixed placement"] == ["0", "4", "2"]
 
 
 def test_the_plan_table_without_an_accelerator_compares_with_the_cores(plan: Plan) -> None:
@@ -101,6 +110,25 @@ def test_a_search_among_figures_that_are_not_monotone_says_so() -> None:
     limit = replace(limit, beyond=beyond, exception=worse, curve=(beyond, *limit.curve, worse))
     _, line = limit_lines(quantity, Condition("violations", 0.01), [limit])
     assert line.startswith("arena: not monotone: violations is 1.30% at 14")
+
+
+def test_the_table_of_a_search_has_the_values_that_decide() -> None:
+    """Of ten values these are the last one before the limit, all up to the first clear one, and the exception."""
+    condition = Condition("violations", 0.01)
+    quantity, limit = searched_values("servers", 1)
+    met = [MISSED] * 3 + [OPEN] * 2 + [MET, MET, MISSED, MET, MET]
+    tried = tuple(Probe(n, Interval(0.02 - n / 1000, 0.0), found, 3) for n, found in enumerate(met, start=1))
+    beyond, possible, best, certain = tried[2:6]
+    found = replace(limit, possible=possible, best=best, certain=certain, beyond=beyond, curve=tried)
+
+    def amounts(limit: Limit) -> list[str]:
+        rows = shown(curve_table(quantity, condition, [limit])).splitlines()
+        return [row.split()[1] for row in rows if row.startswith("arena")]
+
+    assert amounts(found) == ["3", "4", "5", "6"]
+    assert amounts(replace(found, exception=tried[7])) == ["3", "4", "5", "6", "8"]
+    assert amounts(replace(found, possible=None)) == ["1", "10"]
+    assert amounts(replace(found, certain=None)) == [str(n) for n in range(1, 11)]
 
 
 def test_verdicts(plan: Plan) -> None:

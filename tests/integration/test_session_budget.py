@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from chrion import HybridSession, load
+from chrion.common.units import format_count
 from chrion.errors import OptionError
 from chrion.graph.opened_model import OpenedModel
+from chrion.machine.cores import physical_cores
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import TimedCandidate
 from chrion.runtime.selection.guard import Candidate, Comparison
@@ -101,7 +103,8 @@ def test_a_decision_has_the_results_of_its_comparison(monkeypatch: pytest.Monkey
     decision = EngineSelector(replace(config(None), providers=None, slo_ms=0.125)).decide(graph)
     assert (decision.winner, decision.plan, decision.uncertain) == ("plan 1", plan, True)
     assert decision.missed == "no candidate meets the SLO of 125 us: the fastest takes 250 us"
-    assert decision.why.startswith("fastest when timed (plain 500 us; plan 1 250 us; 3 rounds)")
+    plain = f"plain, {format_count(len(physical_cores()), 'thread')}"
+    assert decision.why.startswith(f"fastest when timed ({plain} 500 us; plan 1 250 us; 3 rounds)")
     assert decision.timings == (
         TimedCandidate("plain", plain=True, latency_ms=0.5, rounds=3),
         TimedCandidate("plan 1", plain=False, latency_ms=0.25, rounds=3),

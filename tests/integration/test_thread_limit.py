@@ -53,6 +53,15 @@ def test_options_that_determine_the_threads_are_honoured(allow: Allow) -> None:
     assert (threads(counted), threads(placed)) == (4, 2)
 
 
+@pytest.mark.parametrize(("cores", "given", "shown"), [(8, 0, "8 threads"), (3, 0, "3 threads"), (3, 1, "1 thread")])
+def test_the_number_of_threads_is_explained(allow: Allow, cores: int, given: int, shown: str) -> None:
+    """It is that of the cores, which onnxruntime chooses or is limited to, or the one that the options give."""
+    allow(cores)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = given
+    assert opened(options).explain() == f"plain onnxruntime on CPUExecutionProvider, {shown}: for a test"
+
+
 def test_the_callers_options_are_not_changed(allow: Allow) -> None:
     """They are as before when a session has been opened, and when it could not be opened."""
     allow(2)

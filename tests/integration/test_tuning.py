@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -31,8 +32,9 @@ from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decision_source import DecisionSource, Load
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_process import NamedShapes
-from helpers import assert_same_as_plain, branches, free_branches
+from helpers import assert_same_as_plain, branches, free_branches, make_model, node, value
 from seams.sessions import (
+    before_step,
     decide_by,
     engine_of,
     pretend_load,
@@ -217,6 +219,52 @@ def test_never_uses_cached_decisions_only(tuned_shapes: list[NamedShapes], gate:
         assert session.wait_until_tuned(30)
         assert session.plan is not None
     assert len(tuned_shapes) == 1
+
+
+@pytest.mark.parametrize("tune", ["never", "background"])
+@pytest.mark.parametrize("kind", ["sequence", "text"])
+def test_a_model_that_is_never_tuned_says_why(tuned_shapes: list[NamedShapes], tune: str, kind: str) -> None:
+    """Inputs that are no tensors of numbers are the reason from the first request on."""
+    nodes, info, feed = {
+        "sequence": (
+            [node("SequenceLength", ["s"], ["y"])],
+            onnx.helper.make_tensor_sequence_value_info("s", onnx.TensorProto.FLOAT, None),
+            [X, X],
+        ),
+        "text": ([node("Shape", ["s"], ["y"])], value("s", onnx.TensorProto.STRING, [2]), np.array(["a", "b"], object)),
+    }[kind]
+    shape: list[int] = [] if kind == "sequence" else [1]
+    model = make_model(nodes, [info], [value("y", onnx.TensorProto.INT64, shape)])
+    with HybridSession(model, tune=tune) as session:
+        assert session.run(None, {"s": feed})[0] == 2
+        assert session.wait_until_tuned(30)
+        assert re.search(r": input 's' is a (seq\(tensor\(float\)\)|tensor\(string\)), not numbers$", session.explain())
+    assert not tuned_shapes
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_a_plan_that_is_being_opened_is_explained(monkeypatch: pytest.MonkeyPatch, *, free: bool) -> None:
+    """While requests wait for the plan of a cached decision, the reason names the decision."""
+    model = free_branches() if free else branches()
+    decide_by(monkeypatch, alternate)
+    with HybridSession(model, tune="now") as session:
+        session.run(None, {"x": X})
+    opening, opened = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        opening.set()
+        opened.wait(30)
+
+    before_step(monkeypatch, "open the engine", hold)
+    with HybridSession(model, tune="never") as session:
+        session.run(None, {"x": X})
+        assert opening.wait(30)
+        assert "a plan was selected and is being opened: by the test (tuned " in session.explain()
+        opened.set()
+        assert session.wait_until_tuned(30)
+        session.run(None, {"x": X})
+        assert session.plan is not None
+        assert "is being opened" not in session.explain()
 
 
 @pytest.mark.parametrize("free", [False, True])

@@ -53,7 +53,7 @@ def test_a_session_is_tuned_by_the_process() -> None:
     """The explanation has the reason that the process has found."""
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(120)
-        assert re.search(r"plain [0-9.]+ .* rounds", session.explain())
+        assert re.search(r"plain, \d+ threads? [0-9.]+ .* rounds", session.explain())
 
 
 def test_the_process_decides(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from chrion import Generator, HybridSession, zoo
-from chrion.cli import bench, demo, devices, report, steps
+from chrion.cli import bench, demo, devices, multi, report, steps
 from chrion.devices import providers
 from chrion.devices.probe import ProbeResult
 from chrion.generation.scheduling import IterationScheduler
@@ -81,8 +81,9 @@ def occupy_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watch_runs(monkeypatch: pytest.MonkeyPatch, *, busy: bool) -> None:
-    """Let ``chrion report`` find other processes on the cores while it runs a model, or find none."""
-    monkeypatch.setattr(report, "UsageMonitor", lambda _cores: FakeInterferenceMonitor([0] if busy else []))
+    """Let ``chrion report`` and ``multi`` find other processes on the cores while they run models, or find none."""
+    for module in (report, multi):
+        monkeypatch.setattr(module, "UsageMonitor", lambda _cores: FakeInterferenceMonitor([0] if busy else []))
 
 
 def set_arguments(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:

@@ -18,7 +18,7 @@ from property_tests import examples
 
 NAMES = ["plain", "plain, threads: 1", "plan 1", "plan 2"]
 #: The names in descriptions.
-SHOWN = dict(zip(NAMES, ["plain", "plain, 1 thread", "plan 1", "plan 2"], strict=True))
+SHOWN = dict(zip(NAMES, ["plain, 2 threads", "plain, 1 thread", "plan 1", "plan 2"], strict=True))
 LATENCIES = st.sampled_from([1.0, 1.01, 1.5, 2.0, 3.0, math.inf])
 
 
@@ -44,13 +44,15 @@ def test_the_description_agrees_with_the_results(
     """Whatever the results and the winner are, each statement of the description follows from them."""
     results = results_of(latencies)
     winner = results[at % len(results)]
-    text = describe(Comparison(winner.name, results, interference), slo_ms, planned=planned)
+    comparison = Comparison(winner.name, results, interference, "by 5 % and in half of the rounds")
+    text = describe(comparison, slo_ms, planned=planned, threads=2)
     least_ms = min(latencies)
     if "fastest when timed" in text:
         assert winner.latency_ms == least_ms < math.inf
-    if "by enough" in text:
+    if "no faster candidate" in text:
         assert least_ms < winner.latency_ms < math.inf
-        assert f"faster than {SHOWN[winner.name]} by enough" in text
+        lead = "since no faster candidate led every plain session by 5 % and in half of the rounds"
+        assert f"{SHOWN[winner.name]}, {lead} (" in text
         assert not interference
     if "is kept" in text:
         assert least_ms < winner.latency_ms < math.inf
@@ -92,8 +94,8 @@ def test_the_description_of_a_real_comparison_names_its_winner_as_fastest_or_say
         for name, (ms, fails) in zip(NAMES, generated, strict=False)
     ]
     comparison = compare(candidates, slo_ms, FakeInterferenceMonitor(range(99) if busy else ()), clock)
-    text = describe(comparison, slo_ms, planned=True)
-    found = re.findall(r"(plain|plain, 1 thread|plan \d) ([\d.]+) (ms|us)", text)
+    text = describe(comparison, slo_ms, planned=True, threads=2)
+    found = re.findall(r"(plain, 2 threads|plain, 1 thread|plan \d) ([\d.]+) (ms|us)", text)
     shown = {name: float(figure) / (1000 if unit == "us" else 1) for name, figure, unit in found}
     if "fastest when timed" in text:
         assert shown[SHOWN[comparison.winner]] == min(shown.values())
@@ -106,7 +108,9 @@ def test_the_number_of_rounds_has_its_noun() -> None:
     """It is in the singular for one round only."""
     for rounds, noun in ((1, "1 round"), (2, "2 rounds")):
         result = TimedCandidate("plain", plain=True, latency_ms=1.0, rounds=rounds)
-        assert describe(Comparison("plain", (result,)), None, planned=True).endswith(f"(plain 1.00 ms; {noun})")
+        assert describe(Comparison("plain", (result,)), None, planned=True, threads=1).endswith(
+            f"(plain, 1 thread 1.00 ms; {noun})"
+        )
 
 
 def test_a_missed_slo_is_reported() -> None:

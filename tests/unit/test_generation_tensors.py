@@ -119,7 +119,7 @@ def test_top_k_and_top_p_choose_at_random() -> None:
         ({"text_input": "a", "input_ids": [1]}, "expected one of text_input and input_ids"),
         ({"text_input": 3}, "'text_input': expected text, found '3'"),
         ({"input_ids": ["a"]}, "'input_ids': expected a list of tokens"),
-        ({"text_input": "a", "beams": 2}, "unknown input 'beams': expected text_input, input_ids, max_tokens"),
+        ({"text_input": "a", "beams": 2}, "unknown input 'beams' (19 are known, such as "),
         ({"text_input": "a", "max_tokens": 0}, "'max_tokens': expected at least 1, found 0"),
         ({"text_input": "a", "max_tokens": 1.5}, "'max_tokens': expected a whole number"),
         ({"text_input": "a", "max_tokens": True}, "'max_tokens': expected a whole number"),

@@ -57,7 +57,7 @@ def by_round(
 def test_the_fastest_candidate_is_selected(clock: FakeClock) -> None:
     """A plan that takes three fifths of the plain session's time replaces it."""
     candidates = [steady("plain", 5.0, clock), steady("plan", 3.0, clock, plain=False)]
-    winner, results, _ = compare(candidates, None, FakeInterferenceMonitor(), clock)
+    winner, results, *_ = compare(candidates, None, FakeInterferenceMonitor(), clock)
     assert winner == "plan"
     assert [round(t.latency_ms, 6) for t in results] == [5.0, 3.0]
 
@@ -73,7 +73,7 @@ def test_candidates_far_behind_are_eliminated_and_close_ones_are_timed_further(c
     late, _ = by_round("late", [9.0, 9.0, 9.0], 7.0, clock)
     far, far_rounds = by_round("far", [], 20.0, clock)
     behind, behind_rounds = by_round("behind", [], 10.5, clock)
-    winner, results, _ = compare(
+    winner, results, *_ = compare(
         [steady("plain", 8.5, clock), late, far, behind], None, FakeInterferenceMonitor(), clock
     )
     assert winner == "late"
@@ -84,7 +84,7 @@ def test_candidates_far_behind_are_eliminated_and_close_ones_are_timed_further(c
 def test_one_fast_round_is_not_enough(clock: FakeClock) -> None:
     """A plan that is slower than the plain session in all rounds but one is not selected."""
     plan, _ = by_round("plan", [9.0, 9.0, 5.0], 9.0, clock)
-    winner, results, _ = compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor(), clock)
+    winner, results, *_ = compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor(), clock)
     assert winner == "plain"
     assert [round(t.latency_ms, 6) for t in results] == [8.5, 9.0]
 
@@ -127,7 +127,7 @@ def test_a_candidate_that_fails_once_is_not_selected(clock: FakeClock) -> None:
             raise RuntimeError("now")
 
     unreliable = Candidate("unreliable", lambda: (fail_once, lambda: None), plain=False)
-    winner, results, _ = compare([steady("plain", 5.0, clock), unreliable], None, FakeInterferenceMonitor(), clock)
+    winner, results, *_ = compare([steady("plain", 5.0, clock), unreliable], None, FakeInterferenceMonitor(), clock)
     assert (winner, results[1].latency_ms) == ("plain", float("inf"))
 
 
@@ -233,7 +233,7 @@ def test_the_least_memory_is_selected_among_candidates_that_meet_the_slo(clock: 
 def test_a_candidate_that_fails_is_not_selected(clock: FakeClock) -> None:
     """A candidate that fails when it is opened or when it runs is not selected, and its error is not raised."""
     fails_in_run = Candidate("b", lambda: (broken, lambda: None))
-    winner, results, _ = compare(
+    winner, results, *_ = compare(
         [Candidate("a", broken), fails_in_run, steady("plain", 9.0, clock)], None, FakeInterferenceMonitor(), clock
     )
     assert winner == "plain"
@@ -262,7 +262,7 @@ def test_rounds_under_interference_are_reported(clock: FakeClock, *, busy: bool)
     """The result is uncertain if other processes use the cores in all rounds, of which a plan loses half."""
     plan, rounds = by_round("plan", UNDECIDED, 0.0, clock)
     monitor = BusyCores() if busy else FakeInterferenceMonitor()
-    winner, _, interference = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
+    winner, _, interference, _ = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
     assert (winner, interference, len(rounds)) == (("plain", True, 60) if busy else ("plan", False, 12))
 
 
@@ -325,7 +325,7 @@ def test_rounds_without_interference_after_the_first_twelve_are_pairs(clock: Fak
     """A plan that wins half of the twelve rounds, and all that follow, is selected after five of these."""
     plan, rounds = by_round("plan", UNDECIDED[:12], 4.5, clock)
     monitor = FakeInterferenceMonitor(interference_at=range(12))
-    winner, _, interference = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
+    winner, _, interference, _ = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
     assert (winner, interference, len(rounds)) == ("plan", False, 17)
 
 
@@ -354,7 +354,7 @@ def test_rounds_with_interference_do_not_count_if_there_are_others(clock: FakeCl
     """A plan that other processes slow down in the first four rounds is selected by the eight later ones."""
     plan, _ = by_round("plan", [7.0] * 4, 4.6, clock)
     monitor = FakeInterferenceMonitor(interference_at=range(4))
-    winner, results, interference = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
+    winner, results, interference, _ = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
     assert (winner, interference) == ("plan", False)
     assert round(results[1].latency_ms, 6) == 4.6
 
@@ -364,3 +364,18 @@ def test_a_plan_that_costs_memory_requires_a_larger_gain(clock: FakeClock, plan_
     """With a share of 0.8, a plan for a plain session of 5 ms may take 4 ms at most."""
     plan = replace(steady("plan", plan_ms, clock, plain=False), share=0.8)
     assert compare([steady("plain", 5.0, clock), plan], None, FakeInterferenceMonitor(), clock).winner == selected
+
+
+@pytest.mark.parametrize(
+    ("share", "busy", "lead"),
+    [
+        (0.95, False, "by 5 % and in half of the rounds"),
+        (0.8, False, "by 20 % and in half of the rounds"),
+        (0.95, True, "by 5 % in 5 rounds more than not"),
+    ],
+)
+def test_the_lead_that_a_plan_needs_is_stated(clock: FakeClock, share: float, *, busy: bool, lead: str) -> None:
+    """It is the share that plans may take, and the number of rounds."""
+    plan = replace(steady("plan", 4.9, clock, plain=False), share=share)
+    monitor = BusyCores() if busy else FakeInterferenceMonitor()
+    assert compare([steady("plain", 5.0, clock), plan], None, monitor, clock).lead == lead

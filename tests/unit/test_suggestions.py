@@ -23,3 +23,11 @@ def test_names_that_share_letters_only_are_not_suggested(given: str) -> None:
     """The known names are listed instead, or the given hint is used."""
     assert did_you_mean(given, OPTIONS) == f"known: {', '.join(OPTIONS)}"
     assert did_you_mean(given, OPTIONS, "see the manual") == "see the manual"
+
+
+def test_of_many_names_the_most_similar_ones_are_listed() -> None:
+    """The hint stays short, and has the number of names."""
+    many = [f"{letter}{letter}{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    hint = did_you_mean("xzz", many)
+    assert hint.startswith("26 are known, such as zzz, xxx, ")
+    assert hint.count(",") == 12

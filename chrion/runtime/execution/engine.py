@@ -146,15 +146,20 @@ class Engine(ABC):
         del until
 
 
+def input_obstacle(inputs: Sequence[TensorInfo]) -> str:
+    """Return which input is not a tensor of numbers, so that it cannot be bound; empty if all are."""
+    odd = next((info for info in inputs if info.type not in ELEMENT_BYTES), None)
+    return f"input {odd.name!r} is a {odd.type or 'value of unknown type'}, not numbers" if odd else ""
+
+
 def require_tensors(graph: Graph) -> None:
     """Raise if the inputs or outputs of a graph cannot be bound.
 
     Raises:
         CannotCutError: An input is not a tensor of numbers, or an output is not a tensor, or is a constant text.
     """
-    for info in graph.inputs:
-        if info.type not in ELEMENT_BYTES:
-            raise CannotCutError(f"input {info.name!r} is a {info.type or 'value of unknown type'}, not numbers")
+    if obstacle := input_obstacle(graph.inputs):
+        raise CannotCutError(obstacle)
     for info in graph.outputs:
         if not info.type.startswith("tensor("):
             raise CannotCutError(f"output {info.name!r} is a {info.type or 'value of unknown type'}, not a tensor")

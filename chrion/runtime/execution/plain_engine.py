@@ -17,7 +17,7 @@ from chrion.machine.cores import physical_cores
 from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.executor import AcceleratorFailure
 from chrion.runtime.iobinding import HybridIOBinding
-from chrion.runtime.options.thread_limit import limited_threads
+from chrion.runtime.options.thread_limit import limited_threads, thread_count
 from chrion.runtime.requests import FastPathMatcher
 
 
@@ -129,7 +129,6 @@ class PlainEngine(Engine):
         return twin
 
     def explain(self) -> str:
-        """Return the execution providers, the number of threads if it is given, and why the model runs plain."""
-        count = self.session.get_session_options().intra_op_num_threads
-        threads = f", {format_count(count, 'thread')}" if count else ""
-        return f"plain onnxruntime on {', '.join(self.providers)}{threads}: {self.reason}"
+        """Return the execution providers, the number of threads, and why the model runs plain."""
+        threads = format_count(thread_count(self.session.get_session_options()), "thread")
+        return f"plain onnxruntime on {', '.join(self.providers)}, {threads}: {self.reason}"

@@ -63,6 +63,11 @@ def given_threads(options: ort.SessionOptions) -> int:
         return 0 if id(options) in _changed else int(options.intra_op_num_threads)
 
 
+def thread_count(options: ort.SessionOptions | None) -> int:
+    """Return the number of threads of a plain session with the caller's options, or with those of an open session."""
+    return (0 if options is None else given_threads(options)) or len(physical_cores())
+
+
 def _limit() -> int | None:
     """Return the number of cores that the process may use, or None if it may use all cores of the machine."""
     usable = len(physical_cores())

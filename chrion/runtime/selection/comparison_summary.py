@@ -9,24 +9,27 @@ from chrion.common.units import format_count, format_ms
 from chrion.runtime.selection.decisions import TimedCandidate
 from chrion.runtime.selection.guard import Comparison
 
+#: Name of the plain session that the caller would have created.
+PLAIN = "plain"
 #: Prefix of the names of plain sessions with a number of threads, before that number.
 PLAIN_THREADS = "plain, threads: "
 NOT_PARALLEL = "the plan runs the whole model as one segment"
 
 
-def describe(comparison: Comparison, slo_ms: float | None, *, planned: bool) -> str:
+def describe(comparison: Comparison, slo_ms: float | None, *, planned: bool, threads: int) -> str:
     """Describe why a comparison selected its winner.
 
     Args:
         comparison: The comparison.
         slo_ms: The SLO, or None.
         planned: Whether there was a plan to compare.
+        threads: Number of threads of the caller's plain session.
     """
     parts = [] if planned else [NOT_PARALLEL]
     timed = [result for result in comparison.results if result.latency_ms < math.inf]
     if timed:
         among = "" if planned else "of the plain sessions, "
-        parts.append(f"{among}{_relation(comparison, timed, slo_ms)} ({_figures(timed)})")
+        parts.append(f"{among}{_relation(comparison, timed, slo_ms, threads)} ({_figures(timed, threads)})")
     elif planned:
         failure = next((result.failure for result in comparison.results if result.failure), "there was no candidate")
         parts.append(f"no candidate could be timed on synthetic inputs ({failure})")
@@ -34,9 +37,14 @@ def describe(comparison: Comparison, slo_ms: float | None, *, planned: bool) -> 
     return "; ".join(parts) + disturbed
 
 
-def candidate_name(name: str) -> str:
-    """Return the name of a candidate in messages: ``plain, 1 thread`` for ``plain, threads: 1``."""
-    count = name.removeprefix(PLAIN_THREADS)
+def candidate_name(name: str, threads: int) -> str:
+    """Return the name of a candidate in messages: ``plain, 1 thread`` for ``plain, threads: 1``.
+
+    Args:
+        name: The name.
+        threads: Number of threads of the caller's plain session.
+    """
+    count = str(threads) if name == PLAIN else name.removeprefix(PLAIN_THREADS)
     return f"plain, {format_count(int(count), 'thread')}" if count != name and count.isdecimal() else name
 
 
@@ -48,9 +56,9 @@ def missed_slo(results: Sequence[TimedCandidate], slo_ms: float | None) -> str:
     return f"no candidate meets the SLO of {format_ms(slo_ms)}: the fastest takes {format_ms(fastest_ms)}"
 
 
-def _relation(comparison: Comparison, timed: Sequence[TimedCandidate], slo_ms: float | None) -> str:
+def _relation(comparison: Comparison, timed: Sequence[TimedCandidate], slo_ms: float | None, threads: int) -> str:
     """Return how the winner compares with the other candidates."""
-    winner = candidate_name(comparison.winner)
+    winner = candidate_name(comparison.winner, threads)
     own_ms = next((result.latency_ms for result in timed if result.name == comparison.winner), math.inf)
     if own_ms == math.inf:
         return f"{winner} was not timed"
@@ -60,10 +68,10 @@ def _relation(comparison: Comparison, timed: Sequence[TimedCandidate], slo_ms: f
         return f"least accelerator memory within the SLO of {format_ms(slo_ms)} when timed"
     if comparison.interference:
         return f"kept {winner}: the machine was too busy for a reliable comparison"
-    return f"no candidate was faster than {winner} by enough when timed"
+    return f"{winner}, since no faster candidate led every plain session {comparison.lead}"
 
 
-def _figures(timed: Sequence[TimedCandidate]) -> str:
+def _figures(timed: Sequence[TimedCandidate], threads: int) -> str:
     rounds = max(result.rounds for result in timed)
-    figures = "; ".join(f"{candidate_name(result.name)} {format_ms(result.latency_ms)}" for result in timed)
+    figures = "; ".join(f"{candidate_name(result.name, threads)} {format_ms(result.latency_ms)}" for result in timed)
     return f"{figures}; {rounds} {'round' if rounds == 1 else 'rounds'}"

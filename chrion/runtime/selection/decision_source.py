@@ -8,10 +8,10 @@ from typing import NamedTuple
 from chrion.common.imports import import_late
 from chrion.errors import ChrionError
 from chrion.runtime.options.session_options import fingerprint
+from chrion.runtime.selection.comparison_summary import PLAIN
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, decision_from_json
 from chrion.runtime.selection.known_decisions import KnownDecisions
-from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.selector import PATIENCE_S, why_plain
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.runtime.selection.tuning_process import NamedShapes, StarvedError, TuningProcess
@@ -19,7 +19,7 @@ from chrion.runtime.selection.tuning_process import NamedShapes, StarvedError, T
 log = logging.getLogger(__name__)
 
 #: Reason why a model without a cached decision runs plain, if none may be made.
-NOT_CACHED = "tuning is switched off, and no cached decision is in use"
+NOT_CACHED = "tuning is switched off, and no cached decision was found"
 _OPTIONS_CHANGED = "the session options were changed after the session was created"
 
 

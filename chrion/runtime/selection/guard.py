@@ -83,6 +83,8 @@ class Comparison(NamedTuple):
     results: tuple[TimedCandidate, ...]
     #: Whether too few rounds were free of interference, and pairs have not decided, so that the result is uncertain.
     interference: bool = False
+    #: The lead that a candidate needs over plain sessions, in words.
+    lead: str = ""
 
 
 class _Trial(NamedTuple):
@@ -141,6 +143,12 @@ class _Judge:
     def certain(self) -> bool:
         """Whether enough rounds are free of interference."""
         return len(self.calm) >= _MIN_ROUNDS
+
+    def lead(self, records: Sequence[_Record]) -> str:
+        """Return the lead that :meth:`best` requires of a candidate, in words."""
+        share = min((r.candidate.share for r in records if not r.candidate.plain), default=SHARE)
+        rounds = "and in half of the rounds" if self.certain else f"in {LEAD} rounds more than not"
+        return f"by {1 - share:.0%} {rounds}".replace("%", " %")
 
     def latency_ms(self, record: _Record) -> float:
         """Return the lower quartile over the rounds that count; infinite without any."""
@@ -261,7 +269,8 @@ def compare(
         TimedCandidate(r.candidate.name, r.candidate.plain, latency_ms[r], len(r.trials), r.failure) for r in records
     )
     few = len(judge.calm) < min(rounds, _MIN_ROUNDS)
-    return Comparison(winner.candidate.name, results, few and not (slo_ms is None and judge.is_settled(remaining)))
+    interference = few and not (slo_ms is None and judge.is_settled(remaining))
+    return Comparison(winner.candidate.name, results, interference, judge.lead(records))
 
 
 def _run_rounds(  # noqa: PLR0913, PLR0917 - what a comparison observes

@@ -13,7 +13,7 @@ from chrion.machine.cores import physical_cores
 from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
-from chrion.runtime.selection.comparison_summary import PLAIN_THREADS
+from chrion.runtime.selection.comparison_summary import PLAIN, PLAIN_THREADS
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 
@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 #: Plain sessions with other numbers of threads are candidates only for models with at most this many bytes of weights,
 #: since two sessions are open at once for a while (a choice, not measured).
 _ALTERNATIVE_BYTES = 32e6
-PLAIN = "plain"
 _PLAIN_CPU = "plain, on the CPU"
 
 E = TypeVar("E", bound=Engine)

@@ -23,12 +23,13 @@ from chrion.profiler.precision import relative_error
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
-from chrion.runtime.selection.comparison_summary import NOT_PARALLEL, describe, missed_slo
+from chrion.runtime.options.thread_limit import thread_count
+from chrion.runtime.selection.comparison_summary import NOT_PARALLEL, PLAIN, describe, missed_slo
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.known_decisions import KnownDecisions
-from chrion.runtime.selection.plain_sessions import PLAIN, PlainOpener, PlainSessions
+from chrion.runtime.selection.plain_sessions import PlainOpener, PlainSessions
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.scheduler.plan import Plan, Prediction
 
@@ -266,8 +267,10 @@ class EngineSelector:
             why = "; ".join(filter(None, [NOT_TIMED if candidate else NOT_PARALLEL, precision]))
             return Decision(PLAIN, None, why, uncertain=True, candidate=candidate)
         comparison = compare(self._candidates(graph, plans, made[0]), self._config.slo_ms)
-        winner, results, interference = comparison
-        why = "; ".join(filter(None, [describe(comparison, self._config.slo_ms, planned=bool(plans)), precision]))
+        winner, results, interference, _ = comparison
+        threads = thread_count(self._config.options)
+        relation = describe(comparison, self._config.slo_ms, planned=bool(plans), threads=threads)
+        why = "; ".join(filter(None, [relation, precision]))
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
         missed = missed_slo(results, self._config.slo_ms)
         timings = tuple(result for result in results if 0 < result.latency_ms < math.inf)

@@ -16,12 +16,12 @@ from chrion.errors import ModelError
 from chrion.graph.model import Graph
 from chrion.machine.allocator import return_large_blocks
 from chrion.runtime.execution.engine import CannotCutError, Footprint
+from chrion.runtime.selection.comparison_summary import PLAIN
 from chrion.runtime.selection.configuration import SessionConfig, config_from_data
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.helper_process import open_replies
 from chrion.runtime.selection.model_loading import load_to_cut
-from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal, never_fits
 from chrion.runtime.selection.selector import EngineSelector, why_plain
 

@@ -20,6 +20,7 @@ import numpy as np
 from msgspec import ValidationError, convert
 
 from chrion.common.files import parse_json
+from chrion.common.suggestions import did_you_mean
 from chrion.errors import OptionError
 from chrion.generation import Sampling
 from chrion.serving.server.failures import RequestFailure, Status, invalid
@@ -186,7 +187,7 @@ def _is_unused(name: str) -> bool:
 def _spec(name: str) -> TensorSpec:
     spec = _BY_NAME.get(_OTHER_NAMES.get(name, name))
     if spec is None:
-        raise invalid(f"unknown input {name[:200]!r}: expected {', '.join(_BY_NAME)}")
+        raise invalid(f"unknown input {name[:200]!r} ({did_you_mean(name[:200], _BY_NAME)})")
     return spec
 
 

@@ -34,6 +34,7 @@ _COPIES_READ = 3
 _UNUSED_TEXT = 4
 #: Interval of looking for the end of requests, in seconds (a choice, not measured).
 _POLL_S = 0.01
+_NO_TOKENIZER = "no tokenizer.json beside the model that can be read, which text and the OpenAI API need"
 _NO_CONTEXT = "longer requests may fail; config.json beside the model may have max_position_embeddings"
 
 
@@ -55,6 +56,16 @@ class ServedGenerator:
         """The bytes of its tokens."""
         return TokenBytes(self.generator.tokenizer)
 
+    def tokenizer_for(self, field: str) -> Any:
+        """Return the tokenizer for a field of a request that needs it.
+
+        Raises:
+            OptionError: The model has none.
+        """
+        if self.generator.tokenizer is None:
+            raise OptionError(f"{field}: model {self.name!r} has no tokenizer", hint="give input_ids, read output_ids")
+        return self.generator.tokenizer
+
     def encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
         """Return the tokens of a prompt.
 
@@ -66,7 +77,7 @@ class ServedGenerator:
 
         Raises:
             ContextLengthError: The text has more tokens than fit.
-            OptionError: The prompt is empty, or has unknown tokens.
+            OptionError: The prompt is empty, has unknown tokens, or is text without a tokenizer.
         """
         limit = self.generator.most_new_tokens(1)
         if isinstance(prompt, str) and len(prompt) > _UNUSED_TEXT * limit * self._longest_token:
@@ -76,14 +87,12 @@ class ServedGenerator:
 
     def text_of(self, prompt: Prompt) -> str:
         """Return the text of a prompt."""
-        tokenizer: Any = self.generator.tokenizer  # every decoder that is served has one
-        return prompt if isinstance(prompt, str) else str(tokenizer.decode(prompt))
+        return prompt if isinstance(prompt, str) else str(self.tokenizer_for("prompt").decode(prompt))
 
     @functools.cached_property
     def _longest_token(self) -> int:
         """The characters of the longest token; a character may be a byte of the text."""
-        tokenizer: Any = self.generator.tokenizer
-        return max((len(token) for token in tokenizer.get_vocab()), default=1)
+        return max((len(token) for token in self.tokenizer_for("text_input").get_vocab()), default=1)
 
 
 def open_generators(
@@ -91,7 +100,8 @@ def open_generators(
 ) -> tuple[dict[str, ServedGenerator], dict[str, str]]:
     """Open the generators of a repository, of the highest version of each model.
 
-    A model that cannot generate is logged. One whose chat template cannot be read serves completions.
+    A model that cannot generate is logged. One whose chat template cannot be read serves completions, and one without
+    a tokenizer tokens.
 
     Args:
         repository: The folder.
@@ -211,8 +221,7 @@ def _open(name: str, version: ServedVersion, settings: GenerationSettings) -> Se
         threads=version.settings.cores,
     )
     if generator.tokenizer is None:
-        generator.close()
-        raise OptionError("no tokenizer.json beside the model, which text needs")
+        log.warning("tokens only", extra={"fields": {"model": name, "reason": _NO_TOKENIZER}})
     if not generator.context:
         log.warning("the context length is unknown", extra={"fields": {"model": name, "hint": _NO_CONTEXT}})
     if generator.refused:

@@ -67,7 +67,8 @@ class OpenAiService:
         ]
 
     async def _models(self, _: Request) -> Response:
-        models = [self._describe(name) for name in sorted(self._service.served)]
+        served = self._service.served.items()
+        models = [self._describe(name) for name, one in sorted(served) if one.generator.tokenizer is not None]
         return JSONResponse({"object": "list", "data": models})
 
     async def _model(self, request: Request) -> Response:
@@ -100,6 +101,9 @@ class OpenAiService:
         served = self._service.served.get(name)
         if served is None:
             raise self._service.unknown(name)
+        if served.generator.tokenizer is None:
+            text = f"model {name!r} has no tokenizer: /v2/models/{name}/generate takes input_ids and returns output_ids"
+            raise RequestFailure(Status.UNSUPPORTED, text, param="model")
         return served
 
     def _admit(self, body: TextBody, prompts: int) -> None:

@@ -88,7 +88,10 @@ class ProtocolDecoder:
         Raises:
             RequestFailure: It may not be queued now, or its prompt or a number is out of range.
         """
+        text_fields = {"exclude_input_in_output": text_request.echo, "stop_words": text_request.options.stop}
         try:
+            for field in (name for name, given in text_fields.items() if given):
+                self._served.tokenizer_for(field)
             (stream,) = await self._service.submit(
                 self._served,
                 [text_request.prompt],

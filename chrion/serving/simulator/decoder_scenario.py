@@ -196,5 +196,6 @@ def decoder_path(key: str) -> list[str]:
     matches = [key] if key in paths else by_last
     if len(matches) != 1:
         known = [*paths, *(path.rsplit(".", 1)[-1] for path in paths)]
-        raise OptionError(f"unknown key {key!r}", hint=did_you_mean(key, known, f"known: {', '.join(paths)}"))
+        hint = did_you_mean(key, known, "docs/simulate-decoders.md lists all keys")
+        raise OptionError(f"unknown key {key!r}", hint=hint)
     return matches[0].split(".")

@@ -12,6 +12,7 @@ import pytest
 from chrion.zoo import build
 from command_line import Chrion, assert_each_refused, assert_refused
 from helpers import free_branches
+from seams.commands import watch_runs
 
 SMALL = {"resolution": 64, "width": 0.25}
 
@@ -39,6 +40,19 @@ def test_light_loads_are_sustained(cli: Chrion, models: list[str], tmp_path: Pat
         assert 0 < result["utilisation"] <= 1
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {e["name"] for e in events if e["ph"] == "X"} == {"squeezenet", "googlenet"}
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_other_processes_on_the_cores_are_reported(
+    cli: Chrion, models: list[str], monkeypatch: pytest.MonkeyPatch, *, busy: bool
+) -> None:
+    """Whoever reads that rates are not sustained learns that the machine may be the reason."""
+    watch_runs(monkeypatch, busy=busy)
+    words = ["multi", models[0], "--rates", "10", "--duration", "200ms"]
+    assert ("the machine was too busy for a reliable comparison: repeat it" in cli(*words)[1]) is busy
+    content = json.loads(cli(*words, "--json")[1])
+    assert content["interference"] is busy
+    assert content["shapes"] == {"squeezenet": {"X": [1, 3, 64, 64]}}
 
 
 def test_priorities_decide(cli: Chrion, models: list[str]) -> None:

@@ -25,6 +25,7 @@ KEYS = {
     "policy",
     "cores",
     "alpha",
+    "priced",
     "memory",
     "slo_ms",
     "meets_slo",
@@ -56,6 +57,7 @@ def test_the_plan_is_one_json_object(cli: Chrion, lstm: Path) -> None:
     assert found["model"] == "lstm"
     assert found["meets_slo"] is True
     assert found["slo_ms"] == 1.6
+    assert found["priced"] is True
     assert found["latency_ms"] < found["accelerator_only"]["latency_ms"]
     assert found["memory_mb"] < found["accelerator_only"]["memory_mb"]
     assert found["on_accelerator"] + found["on_cpu"] == found["operators"] == 34
@@ -128,6 +130,7 @@ def test_the_table_has_the_baselines_beside_the_plan(cli: Chrion, lstm: Path) ->
     cores = Plan.load("lstm.plan.json").cpu_only_cores
     assert next(line for line in out.splitlines() if line.startswith("CPU only")).split()[-1] == str(cores)
     assert 1 <= cores <= 12
+    assert "CPU only: predicted by the Chrion paper's algorithm, with one core for each operator" in out.splitlines()
     assert out.splitlines()[-1] == "next: chrion report lstm.plan.json --html lstm.timeline.html"
 
 
@@ -148,7 +151,7 @@ def test_without_an_accelerator_the_reference_is_a_plain_session(cli: Chrion, tm
     loses = plan.predicted.latency_ms > 1.01 * plan.cpu_only.latency_ms
     assert ("slower than plain onnxruntime" in out) == loses
     given = ("a model.onnx", "--shape", "batch=2", "--hardware", "epyc-16", "--cores", "2", "-o", "estimated.json")
-    assert "vs. CPU only: both are predictions; chrion bench compares" in cli("partition", *given)[1]
+    assert "with one core for each operator; chrion bench compares with plain" in cli("partition", *given)[1]
     assert "--profile gtx1080ti-paper" not in out
     commands = out.splitlines()[-1].removeprefix("next: ").split("; ")
     assert commands[0] == "chrion bench 'a model.onnx' --shape batch=2 --plan p.json"
@@ -184,6 +187,14 @@ def test_an_alpha_that_was_not_given_is_not_shown(cli: Chrion, lstm: Path) -> No
             assert objective in out
             assert ("ms/MB" in out) == bool(alpha)
         assert ("ms/MB" in Path("t.html").read_text(encoding="utf-8")) == bool(alpha)
+
+
+def test_a_price_of_memory_is_no_part_of_an_slo_that_no_plan_meets(cli: Chrion, lstm: Path) -> None:
+    """The plan that is written is the fastest, whatever its memory, and nothing says that alpha changes nothing."""
+    code, out, err = cli("partition", str(lstm), "--profile", PAPER, "--slo", "0.01ms", "--alpha", "0.3")
+    assert (code, "no plan meets the SLO of 10.0 us" in err) == (3, True)
+    assert "objective: minimum latency\n" in out
+    assert "alpha" not in out
 
 
 def test_the_priced_memory_comes_first_and_the_other_beside_it(cli: Chrion, lstm: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_value_of_a_sweep_is_checked_before_the_work_begins(cli: Chrion) -> No
 
 
 def test_find(cli: Chrion) -> None:
-    """``--find`` prints the bracket of each pattern and all values tried, as a table or as JSON, and writes them."""
+    """``--find`` prints the bracket of each pattern and the values around it, and all as JSON, and writes them."""
     words = ("simulate", "table7", "--set", "requests=100", "--set", 'patterns=["gpu", "memory-optimal"]', "--find")
     code, out, _ = cli(*words, "servers", "--until", "swapping<=1%", "--json", "--export", "curve.csv")
     assert code == 0

@@ -181,6 +181,34 @@ def test_generate(decoders: LocalServer, known: dict[str, Any]) -> None:
         }
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_decoder_without_a_tokenizer_is_served_by_tokens(
+    tmp_path: Path, known: dict[str, Any], *, damaged: bool
+) -> None:
+    """It generates from token ids, at once and as a stream; what needs text is refused, and says what does not."""
+    file = put(tmp_path, "mute", MODEL, toml='[generation]\nkv_memory = "1MB"\n')
+    if damaged:
+        (file.parent / "tokenizer.json").write_text("{}")
+    tokens = {"input_ids": [2, 3, 4], "max_tokens": 12}
+    with local_server(tmp_path) as server:
+        document = server.get("/v2/models/mute/generate", tokens)[1]
+        assert (document["output_ids"], document["text_output"]) == (known["tokens"][0], "")
+        streamed = events(server.get("/v2/models/mute/generate_stream", {**tokens, "stream": True})[1])
+        assert [event["output_ids"] for event in streamed] == [[token] for token in known["tokens"][0]] + [[]]
+        for field, body in (
+            ("text_input", {"text_input": "w1"}),
+            ("stop_words", {**tokens, "stop_words": ["w1"]}),
+            ("exclude_input_in_output", {**tokens, "exclude_input_in_output": False}),
+        ):
+            status, document, _ = server.get("/v2/models/mute/generate", body)
+            reason = f"{field}: model 'mute' has no tokenizer (give input_ids, read output_ids)"
+            assert (status, document["error"]) == (400, reason)
+        assert server.get("/v1/models")[1]["data"] == []
+        status, document, _ = server.get("/v1/completions", {"model": "mute", "prompt": [2, 3, 4]})
+        assert (status, document["error"]["param"]) == (501, "model")
+        assert "/v2/models/mute/generate takes input_ids and returns output_ids" in document["error"]["message"]
+
+
 def test_generate_stream(decoders: LocalServer, known: dict[str, Any]) -> None:
     """Each token is an event, or the whole text is one."""
     body = {"text_input": "w2 w3 w4", "max_tokens": 12}
