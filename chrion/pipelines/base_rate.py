@@ -36,8 +36,8 @@ class ClassShares:
     """
 
     def __init__(self, pipeline: Pipeline, rate: BaseRate) -> None:
-        labels = pipeline.ensemble.labels or ()
-        if pipeline.loss not in {leaves.LOGISTIC, leaves.SOFTMAX}:
+        labels = pipeline.labels or ()
+        if pipeline.tail or pipeline.loss not in {leaves.LOGISTIC, leaves.SOFTMAX}:
             raise OptionError(
                 "base_rate: the scores of this model cannot be moved to it",
                 hint="it needs a classifier with a logistic function or a softmax after its trees",

@@ -39,8 +39,11 @@ def baselines(rows: Rows, seed: int, measured: Measure, most: int) -> Iterator[C
     if len(rows.y) > most:
         yield from _left_out(f"for at most {most:,} rows".replace(",", " "), "refit", "continued", "new rows only")
         return
-    problem, features = rows.problem, rows.features()
-    if problem.loss in {leaves.LOGISTIC, leaves.SQUARED}:
+    features = rows.features()
+    problem = None if rows.pipeline.tail else rows.problem
+    if problem is None:
+        yield from _left_out("needs trees whose scores are the results", "refit", "continued")
+    elif problem.loss in {leaves.LOGISTIC, leaves.SQUARED}:
         weights = refit(problem.part(rows.tuned), _RATE)
         yield measured("refit", problem.part(rows.held).predict(weights))
         margins = problem.raw(problem.original)

@@ -51,6 +51,8 @@ _RIDGES = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)
 TOLERANCE = 1e-2
 #: The most rows for which the tuning is repeated at earlier times, and other methods are tried.
 MOST_ROWS = 200_000
+#: How far the sum of probabilities may be from 1.
+_SUM = 1e-3
 SCOPES = ("all", "encoders", "leaves")
 
 #: Called with the number of stages done, the number of all, and the name of the next one.
@@ -77,7 +79,8 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     comparison repeats it without earlier times, and one during that with other methods ends that.
 
     Args:
-        model: A model with one tree ensemble: a file, its bytes, or a ModelProto.
+        model: A model with one tree ensemble, or with linear models and other arithmetic operators: a file, its bytes,
+            or a ModelProto.
         data: New rows in the order of time: a Parquet or CSV file, which is read in batches, or a frame.
         target: The column with the classes or numbers to predict.
         validation: The rows that the tuned model is compared with the original on; the last fifth of the data if None.
@@ -86,8 +89,8 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
         scope: What is tuned: tables of encoders (``encoders``), trees (``leaves``), or ``all``.
         level: ``L1`` fits the leaves of the trees, and appends a few trees if that is better. From ``L2`` on, the model
             becomes a differentiable network, which is slower, and more of it is trained: thresholds (``L2``), weights
-            of all features in each decision (``L3``), and weights of all decisions in each leaf (``L4``); and tables
-            of all encoded categories.
+            of all features in each decision (``L3``), and weights of all decisions in each leaf (``L4``); tables of
+            all encoded categories; and weights of arithmetic operators, for which all of these levels are the same.
         base_rate: The share of the second class among the rows to come, or the share of each class by its label, if it
             is known to differ from that in the data. Measures are then of rows with these shares.
         checkpoint: A file for the state of the training from ``L2`` on, from which an interrupted one continues.
@@ -115,7 +118,7 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     if checkpoint is not None and not Path(checkpoint).absolute().parent.is_dir():
         raise OptionError(f"checkpoint: there is no folder {Path(checkpoint).parent}", hint="create it first")
     begin, update = time.perf_counter(), progress or (lambda _done, _total, _name: None)
-    pipeline = Pipeline(model)
+    pipeline = _opened(model, level)
     shares = None if base_rate is None else ClassShares(pipeline, base_rate)
 
     def tables(*sources: Any) -> list[Table]:
@@ -143,6 +146,16 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     return (chosen.model if report.adopted else pipeline.proto), report
 
 
+def _opened(model: str | Path | bytes | onnx.ModelProto, level: str) -> Pipeline:
+    """Return a pipeline; one without scores of leaves alone is refused for the level L1."""
+    pipeline = Pipeline(model)
+    if pipeline.tail and level == "L1":
+        reason = "what follows its trees changes their scores" if pipeline.has_trees else "it has no trees"
+        hint = "add --soft, or level='L2'"
+        raise ModelError(f"{pipeline.name}: leaves cannot be fitted: {reason}", hint=hint)
+    return pipeline
+
+
 class Tuning:
     """The stages of a tuning, and the candidates that they make.
 
@@ -163,16 +176,6 @@ class Tuning:
 
     def __init__(self, rows: Rows, scope: str, seed: int) -> None:
         self.rows, self._scope, self._seed = rows, scope, seed
-        self._first = self._whole = _Stage(rows.pipeline.proto, rows.problem)
-        self.original = self._candidate("original", self._whole, rows.pipeline.ensemble)
-        #: The least loss of the rows to choose with.
-        self._best = rows.problem.part(rows.chosen).evaluate(rows.problem.original)[0]
-        self._weights = (rows.problem.original, rows.problem.original)
-        tuned = rows.problem.part(rows.tuned)
-        #: How much of a change is kept: if levels vary with time, leaves may, too, and the old time counts as much.
-        self._share = 0.5 if self._levels_of(tuned).vary else 1.0
-        #: What is added to the scores of the rows to fit, and of these and the rows to choose with, before new trees.
-        self._levels: tuple[Array, Array] = (np.zeros(1), np.zeros(1))
         self.tuned: Candidate | None = None
         self.grown: Candidate | None = None
         self.soft: Candidate | None = None
@@ -182,6 +185,21 @@ class Tuning:
         #: What the report says of the stages.
         self.figures: dict[str, Any] = {}
         self.notes: list[ComparedModel] = []
+        model = rows.pipeline.proto
+        self._starts = Start(model), Start(model)
+        if rows.pipeline.tail:
+            self.original = _as_it_is(rows)
+            return
+        self._first = self._whole = _Stage(model, rows.problem)
+        self.original = self._candidate("original", self._whole, rows.pipeline.ensemble)
+        #: The least loss of the rows to choose with.
+        self._best = rows.problem.part(rows.chosen).evaluate(rows.problem.original)[0]
+        self._weights = (rows.problem.original, rows.problem.original)
+        tuned = rows.problem.part(rows.tuned)
+        #: How much of a change is kept: if levels vary with time, leaves may, too, and the old time counts as much.
+        self._share = 0.5 if self._levels_of(tuned).vary else 1.0
+        #: What is added to the scores of the rows to fit, and of these and the rows to choose with, before new trees.
+        self._levels: tuple[Array, Array] = (np.zeros(1), np.zeros(1))
 
     def run(self, level: str, checkpoint: Path | None, update: Progress) -> None:
         """Run the stages; a keyboard interrupt ends them.
@@ -192,12 +210,8 @@ class Tuning:
             update: Is told the stages.
         """
         try:
-            if self._scope != "encoders":
-                update(1, 4, "leaves")
-                self._fit(self._first, lambda: self._first)
-            if self._scope != "leaves":
-                update(1, 4, "tables of encoders")
-                self._tune_tables()
+            if not self.rows.pipeline.tail:
+                self._run_exact(update)
             if level != "L1":
                 options = SoftOptions(level, self._scope, seed=self._seed, checkpoint=checkpoint)
                 self._soften(options, lambda done, total: update(1, 4, f"epoch {done + 1} of at most {total}"))
@@ -206,6 +220,15 @@ class Tuning:
                 self._grow()
         except KeyboardInterrupt:
             self.interrupted = True
+
+    def _run_exact(self, update: Progress) -> None:
+        if self._scope != "encoders":
+            update(1, 4, "leaves")
+            self._fit(self._first, lambda: self._first)
+        if self._scope != "leaves":
+            update(1, 4, "tables of encoders")
+            self._tune_tables()
+        self._starts = Start(self._first.model, self._weights[0]), Start(self._whole.model, self._weights[1])
 
     def _tune_tables(self) -> None:
         rows, tables = self.rows, EncoderTables(self.rows, moved=self._scope == "all", share=self._share)
@@ -287,20 +310,23 @@ class Tuning:
             self.grown = self._candidate("with new trees", self._whole, ensemble, found.raw(x))
 
     def _soften(self, options: SoftOptions, progress: Callable[[int, int], None]) -> None:
-        first = Start(self._first.model, self._weights[0])
-        whole = Start(self._whole.model, self._weights[1])
         with refusals_of(self.rows.pipeline.name):
-            untuned = as_soft(self.rows, whole, options)
-            self.softened = self._soft_candidate("softened, untuned", untuned)
-            found = tune_soft(self.rows, first, whole, options, progress)
+            if self.rows.pipeline.has_trees:
+                untuned = as_soft(self.rows, self._starts[1], options)
+                self.softened = self._soft_candidate("softened, untuned", untuned)
+            found = tune_soft(self.rows, *self._starts, options, progress)
         self.soft, self.interrupted = self._soft_candidate("soft", found), found.interrupted
         self.figures |= {"level": options.level, "epochs": found.epochs, "curve": found.curve}
         self.hard = self._hardened(found)  # last: an interrupt here keeps the network
 
     def _soft_candidate(self, name: str, soft: SoftPipeline) -> Candidate:
-        return Candidate(name, soft.raw, soft.predict, soft.exported, np.zeros(len(self.rows.pipeline.targets)))
+        pipeline = self.rows.pipeline
+        constants = np.zeros(1 if pipeline.tail else len(pipeline.targets))
+        return Candidate(name, soft.raw, soft.predict, soft.exported, constants)
 
     def _hardened(self, soft: SoftPipeline) -> Candidate | None:
+        if self.rows.pipeline.tail:
+            return None
         # After an interrupt, it is the network of the rows to fit.
         at = 0 if soft.interrupted else 1
         stage, found = (self._first, self._whole)[at], soft.hardened(self._with_weights(self._weights[at]))
@@ -341,6 +367,25 @@ class _Stage:
     def given(self) -> Given:
         """What the tables make of the rows."""
         return self.tables.given if self.tables else {}
+
+
+def _as_it_is(rows: Rows) -> Candidate:
+    """Return the original with what it returns as raw scores.
+
+    Raises:
+        ModelError: It returns no probabilities, or several numbers a row.
+    """
+    pipeline = rows.pipeline
+    feeds = next(iter(rows.feeds()))
+    scores, count = pipeline.score_runner()(feeds), len(next(iter(feeds.values())))
+    classes = pipeline.classes
+    if scores.shape != ((count, classes) if classes else (count,)):
+        raise ModelError(f"{pipeline.name}: fine-tuning needs a score for each class, or a number for each row")
+    if classes and not (scores.min() >= 0 and (np.abs(scores.sum(axis=1) - 1) < _SUM).all()):
+        raise ModelError(f"{pipeline.name}: its scores are no probabilities", hint="calibrate the classifier")
+    return Candidate(
+        "original", lambda _rows: rows.held_scores(), lambda raw: raw, lambda _: pipeline.proto, np.zeros(1)
+    )
 
 
 def _as_probabilities(pipeline: Pipeline, weights: Array) -> Array:

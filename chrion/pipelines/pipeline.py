@@ -1,4 +1,4 @@
-"""A pipeline as an ONNX model: what precedes its tree ensemble, the ensemble, and the scores that it returns."""
+"""A pipeline as an ONNX model: what makes its features, its tree ensemble, arithmetic operators, and its scores."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from chrion.errors import DataError, ModelError
 from chrion.graph.model import TensorInfo
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.reading import read_model, serialise
-from chrion.graph.rewrite import RewriteError
+from chrion.graph.rewrite import RewriteError, refusals_of
 from chrion.graph.trees import TreeEnsemble, is_tree_ensemble, read_ensemble, write_ensemble
 from chrion.pipelines import leaves
 from chrion.pipelines.leaves import Loss
 from chrion.pipelines.table import BATCH_ROWS, TEXT, Feeder, Table
+from chrion.pipelines.tail import MOVES, Tail, find_tail, tail_after
 
 Array = np.ndarray[Any, Any]
 #: The inputs of a model by name.
@@ -32,17 +33,22 @@ _LEAVES = "chrion/leaves"
 
 
 class Pipeline:
-    """A model with one tree ensemble, of which the scores are the results.
+    """A model with one tree ensemble, or with arithmetic operators (:mod:`chrion.pipelines.tail`), or with both.
 
     Args:
         source: A file, its bytes, or a ModelProto.
 
     Attributes:
         proto: The model.
+        has_trees: Whether there is an ensemble; else ``node``, ``ensemble``, ``targets`` and ``base`` are missing.
         node: The node of the ensemble.
-        ensemble: The ensemble; each leaf has an entry for all targets of its tree.
+        ensemble: The ensemble; each leaf has an entry for all targets of its tree, or each leaf has a target.
+        tail: The operators that follow the features or the ensemble; None if the ensemble's scores are the results.
+        features: The value with the features, and
+        place: the index of the first node after them.
+        labels: The classes; None for numbers.
         loss: The loss that its scores are fitted with.
-        targets: The targets that leaves have weights for, in the order of raw scores.
+        targets: The targets that leaves have weights for, in the order of raw scores; all of them before a tail.
         base: Raw scores without any tree.
         inputs: The inputs of the model.
 
@@ -55,25 +61,60 @@ class Pipeline:
         self.name = str(source) if isinstance(source, str | Path) else self.proto.graph.name or "model"
         if any(t.data_location == onnx.TensorProto.EXTERNAL for t in self.proto.graph.initializer):
             raise ModelError(f"{self.name}: fine-tuning needs a model in one file, but it has external weights")
-        found = [node for node in self.proto.graph.node if is_tree_ensemble(node)]
-        if len(found) != 1:
+        nodes = self.proto.graph.node
+        found = [at for at, node in enumerate(nodes) if is_tree_ensemble(node)]
+        if len(found) > 1:
             raise ModelError(f"{self.name}: fine-tuning needs one tree ensemble, found {len(found)}")
-        self.node = found[0]
         self.session = _open(self.proto, self.name)
         self.inputs = [TensorInfo(i.name, i.type, tuple(i.shape)) for i in self.session.get_inputs()]
-        try:
-            self.ensemble = _completed(_with_one_score(read_ensemble(self.node, self._dtype())))
-            self.loss = _loss(self.ensemble, self.node)
-        except RewriteError as refusal:
-            raise ModelError(f"{self.name}: {refusal.message}") from refusal
         #: The columns of the first table, in whose order a single input has its features.
         self._features: list[str] = []
-        self.targets = np.unique(self.ensemble.entry_targets)
+        self.has_trees = bool(found)
+        self.tail: Tail | None = None
+        self.place = found[0] if found else len(nodes)
+        with refusals_of(self.name):
+            if found:
+                self.node = nodes[self.place]
+                self.features = self.node.input[0]
+                self._read_trees()
+            else:
+                self.tail = find_tail(self.proto, self._is_table)
+                self.features = self.tail.source
+                self.place = 1 + max((at for at, own in enumerate(nodes) if self.features in own.output), default=-1)
+        if self.tail:
+            self.labels = self.tail.labels
+            self.loss = leaves.SQUARED if self.labels is None else leaves.SOFTMAX
+
+    def _read_trees(self) -> None:
+        """Read the ensemble, and what follows it.
+
+        Raises:
+            RewriteError: It cannot be fine-tuned.
+        """
+        ensemble = _with_one_score(read_ensemble(self.node, self._dtype()))
+        try:
+            tail = tail_after(self.proto, self.node.output[0]) if ensemble.labels is None else None
+        except RewriteError:
+            if ensemble.targets > 1:
+                raise
+            tail = None
+        if tail and not MOVES.issuperset(node.op_type for node in tail.nodes):
+            self.tail = tail
+        self.ensemble = ensemble if self.tail and ensemble.has_leaf_targets else _completed(ensemble)
+        self.targets = np.arange(ensemble.targets) if self.tail else np.unique(self.ensemble.entry_targets)
         self.base = _base(self.ensemble, self.targets)
+        if not self.tail:
+            self.labels = self.ensemble.labels
+            self.loss = _loss(self.ensemble, self.node)
+
+    def _is_table(self, name: str) -> bool:
+        given = {info.name: info for info in self.inputs}
+        found = given.get(name) or _open(self._until_trees([name]), self.name).get_outputs()[0]
+        return bool(found.type == "tensor(float)" and len(found.shape or [0, 0]) == 2)
 
     def texts(self, columns: Sequence[str], target: str) -> list[str]:
         """Return the columns of a table that are texts: inputs, and the target if the classes are texts."""
-        labels = self.ensemble.labels
+        labels = self.labels
         own = [info.name for info in self.inputs if info.type == TEXT]
         if len(self.inputs) == 1 and own and own[0] not in columns:  # a single input of all features
             own = [name for name in columns if name != target]
@@ -94,7 +135,7 @@ class Pipeline:
     @property
     def classes(self) -> int:
         """The number of classes; 0 of a regressor."""
-        return 0 if self.ensemble.labels is None else self.ensemble.targets
+        return len(self.labels or ())
 
     def encode(self, values: Array, where: str) -> Array:
         """Return the class of each value of the target, or the number.
@@ -102,7 +143,7 @@ class Pipeline:
         Raises:
             DataError: A value is missing, or it is none of the classes or no number.
         """
-        labels = self.ensemble.labels
+        labels = self.labels
         if labels is None:
             try:
                 numbers = np.asarray(values, np.float64)
@@ -142,13 +183,13 @@ class Pipeline:
     def feature_runner(
         self, model: onnx.ModelProto | None = None, given: Collection[str] = ()
     ) -> Callable[[Feeds], Array]:
-        """Return a function that returns the features which the ensemble reads, [rows, features].
+        """Return a function that returns the features, [rows, features].
 
         Args:
             model: A model with other tables before the ensemble, in place of this one.
             given: As for :meth:`leaf_runner`.
         """
-        run = self.value_runner([self.node.input[0]], model, given)
+        run = self.value_runner([self.features], model, given)
         return lambda feeds: run(feeds)[0]
 
     @property
@@ -190,15 +231,10 @@ class Pipeline:
         changed.graph.node.append(write_ensemble(numbered, like))
         return changed
 
-    @property
-    def place(self) -> int:
-        """The index of the ensemble's node."""
-        return next(at for at, node in enumerate(self.proto.graph.node) if is_tree_ensemble(node))
-
     def _until_trees(
         self, outputs: Iterable[str], model: onnx.ModelProto | None = None, given: Collection[str] = ()
     ) -> onnx.ModelProto:
-        """Return what precedes the ensemble of a model, with other outputs, and with some values as inputs."""
+        """Return what makes the features of a model, with other outputs, and with some values as inputs."""
         changed = onnx.ModelProto()
         changed.CopyFrom(model or self.proto)
         kept = [node for node in changed.graph.node[: self.place] if not set(node.output) & set(given)]
@@ -213,7 +249,7 @@ class Pipeline:
     def value_runner(
         self, names: Sequence[str], model: onnx.ModelProto | None = None, given: Collection[str] = ()
     ) -> Callable[[Feeds], list[Array]]:
-        """Return a function that returns values before the ensemble; see :meth:`feature_runner`."""
+        """Return a function that returns values up to the features; see :meth:`feature_runner`."""
         fed = {*given, *(info.name for info in self.inputs)}
         inner = [name for name in names if name not in fed]
         session = _open(self._until_trees(inner, model, given), self.name) if inner else None
@@ -236,8 +272,10 @@ class Pipeline:
     def _as_scores(self, outputs: Sequence[Any]) -> Array:
         last = outputs[-1]
         if isinstance(last, list):  # a sequence of maps from classes to probabilities
-            last = np.array([[row[label] for label in self.ensemble.labels or ()] for row in last])
+            last = np.array([[row[label] for label in self.labels or ()] for row in last])
         scores = np.asarray(last, np.float64)
+        if self.classes == 2 and scores.size == len(scores):  # the probability of the second class
+            return np.stack([1 - scores.ravel(), scores.ravel()], axis=1)
         return scores.reshape(len(scores), -1) if self.classes else scores.reshape(-1)
 
     def with_ensemble(self, model: onnx.ModelProto, ensemble: TreeEnsemble) -> onnx.ModelProto:

@@ -12,24 +12,47 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import onnx
 from onnxmltools import convert_lightgbm
 from onnxmltools.convert.common.data_types import FloatTensorType
 
-from chrion.graph.trees import TreeEnsemble
-from chrion.pipelines.leaves import LOGISTIC, Loss
+from chrion.graph.trees import TreeEnsemble, write_ensemble
+from chrion.pipelines.leaves import LOGISTIC
 from chrion.pipelines.pipeline import Pipeline
 from chrion.pipelines.soft import Softness
+from chrion.pipelines.soft.arithmetic import ArithmeticNetwork
 from chrion.pipelines.soft.features import Embedding, Features
-from chrion.pipelines.soft.network import Network
+from chrion.pipelines.soft.network import Network, ScoreNetwork
 from chrion.pipelines.soft.soft_trees import SoftTrees, soften
 from chrion.pipelines.soft.training import Training, TrainingOptions
+from chrion.pipelines.translate import translate
 from finetuning.click_logs import Splits
 from finetuning.encodings import Encoder
-from finetuning.paper_pipelines import FACTORS, LEAVES
+from finetuning.paper_pipelines import LEAVES
 
 Array = np.ndarray[Any, Any]
-_DROPOUT, _RATE, _COLD_FACTORS = 0.1, 1e-3, 0.01
-
+_DROPOUT, _RATE, _COLD_WEIGHTS = 0.1, 1e-3, 0.01
+#: A factorisation machine of scores z, of which each is 1 or 0 (Rendle 2010, lemma 3.1).
+_MACHINE = """
+<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]>
+machine (float[N, M] x) => (float[N, 1] probability)
+<float two = {2}, float half = {0.5}, int64[1] axes = {1}>
+{
+    first = MatMul(z, linear)
+    sums = MatMul(z, factors)
+    squares = Pow(sums, two)
+    all = ReduceSum(squares, axes)
+    ones = Pow(z, two)
+    weights = Pow(factors, two)
+    products = MatMul(ones, weights)
+    own = ReduceSum(products, axes)
+    twice = Sub(all, own)
+    pairs = Mul(twice, half)
+    both = Add(first, pairs)
+    margin = Add(both, bias)
+    probability = Sigmoid(margin)
+}
+"""
 
 #: The form of the text.
 PRINTED = Softness(1.0, 1.0, relative=False)
@@ -71,56 +94,6 @@ FORMS = {
 }
 
 
-class Machine(Network):
-    """Soft trees and a factorisation machine of their leaves.
-
-    The score is that of the trees, whose values are the machine's linear weights, and the sum over pairs of leaves.
-
-    Args:
-        trees: The trees.
-        loss: What scores are fitted with.
-        dropout: As for the network.
-        factors: The factors of leaves, [trees, leaves, factors].
-    """
-
-    def __init__(self, trees: SoftTrees, loss: Loss, dropout: float, factors: Array) -> None:
-        super().__init__(trees, loss, dropout)
-        self._factors = factors.astype(np.float32)
-
-    def raw(self, parameters: Mapping[str, Any], x: Any, key: Any = None) -> Any:
-        """Return raw scores, [rows, 1]."""
-        np_ = self._jax.numpy
-        reached = self.reached(parameters, x, key)
-        ones = (1 + reached) / 2
-        factors = self._factors + parameters.get("factors", 0.0)
-        sums = np_.einsum("tlf,tln->nf", factors, ones)
-        own = np_.einsum("tl,tln->n", (factors**2).sum(axis=2), ones**2)
-        return self.sums(parameters, reached) + ((sums**2).sum(axis=1) - own)[:, None] / 2
-
-
-class Linear(Network):
-    """A logistic regression of the features of soft trees.
-
-    Args:
-        trees: The trees, which have no part in the score.
-        fitted: The regression, or another one of the same features.
-    """
-
-    def __init__(self, trees: SoftTrees, fitted: Any) -> None:
-        imputer, scaler, regression = (step for _, step in fitted.steps)
-        super().__init__(trees, LOGISTIC, _DROPOUT)
-        self._means, self._scales = imputer.statistics_.astype(np.float32), scaler.scale_.astype(np.float32)
-        self._weights, self._bias = regression.coef_.T.astype(np.float32), regression.intercept_.astype(np.float32)
-        self.shapes = {"weights": self._weights.shape, "bias": self._bias.shape}
-
-    def raw(self, parameters: Mapping[str, Any], x: Any, key: Any = None) -> Any:
-        """Return raw scores, [rows, 1]."""
-        np_ = self._jax.numpy
-        scaled = self._drop(np_.where(np_.isnan(x), 0.0, x - self._means) / self._scales, key)
-        weights = self._weights + parameters.get("weights", 0.0)
-        return scaled @ weights + self._bias + parameters.get("bias", 0.0)
-
-
 class Networks:
     """The pipelines on one preprocessing, as networks.
 
@@ -155,32 +128,36 @@ class Networks:
             machine: The :class:`FactorisationMachine` of the leaves of the trees, for Pipe3.
         """
         declared = [("x", FloatTensorType([None, self._x.shape[1]]))]
-        pipeline = Pipeline(convert_lightgbm(booster, initial_types=declared, zipmap=False))
+        trees = Pipeline(convert_lightgbm(booster, initial_types=declared, zipmap=False))
         for name, form in forms.items():
-            yield name, self._predict(form, pipeline, booster, logistic, machine)
+            pipeline = trees if form.pipe == 2 else Pipeline(translate(logistic)) if form.pipe == 1 else None
+            yield name, self._predict(form, pipeline or self._machine(form, trees.ensemble, booster, machine))
 
-    def _predict(self, form: Form, pipeline: Pipeline, booster: Any, logistic: Any, machine: Any) -> Array:
-        rng = np.random.default_rng(self._seed)
-        train = self._x[: self._ends[0]]
-        trees = soften(
-            pipeline.ensemble, train, targets=pipeline.targets.tolist(), base=pipeline.base, softness=form.softness
+    def _machine(self, form: Form, ensemble: TreeEnsemble, booster: Any, machine: Any) -> Pipeline:
+        """Return the pipeline of trees and a factorisation machine of their leaves."""
+        rng, train, weights = np.random.default_rng(self._seed), self._x[: self._ends[0]], machine.weights
+        if not form.warm:
+            weights = {name: _COLD_WEIGHTS * rng.standard_normal(own.shape) for name, own in weights.items()}
+        return Pipeline(
+            machine_model(ensemble, weights, leaf_places(booster.predict(train, pred_leaf=True), ensemble, train))
         )
-        trees = trees if form.warm else cold(trees, rng)
-        network, shapes = Network(trees, LOGISTIC, _DROPOUT), trees.shapes(form.level or "L1")
-        if form.pipe == 1:
-            linear = Linear(trees, logistic)
-            network, shapes = linear, linear.shapes
-        if form.pipe == 3:
-            factors = _COLD_FACTORS * rng.standard_normal((*trees.offsets.shape, FACTORS))
-            if form.warm:
-                places = leaf_places(booster.predict(train, pred_leaf=True), pipeline.ensemble, train)
-                trees, factors = with_machine(trees, machine.weights, places)
-            network, shapes = Machine(trees, LOGISTIC, _DROPOUT, factors), {**shapes, "factors": factors.shape}
+
+    def _predict(self, form: Form, pipeline: Pipeline) -> Array:
+        rng = np.random.default_rng(self._seed)
+        train, trees = self._x[: self._ends[0]], None
+        if pipeline.has_trees:
+            targets, base = pipeline.targets.tolist(), pipeline.base
+            trees = soften(pipeline.ensemble, train, targets=targets, base=base, softness=form.softness)
+            trees = trees if form.warm else cold(trees, rng)
+        if pipeline.tail:
+            network: ScoreNetwork = ArithmeticNetwork(pipeline.tail, trees, train, pipeline.loss, 1.0, _DROPOUT)
+        else:
+            network = Network(trees, LOGISTIC, _DROPOUT)
         features = Features(self._x, self._tables(form, rng))
         parameters: dict[str, Array] = {}
         if form.level:
             data = features, self._y
-            training = Training(network, shapes, data, self._options, self._seed)
+            training = Training(network, network.shapes(form.level), data, self._options, self._seed)
             found = training.run(slice(0, self._ends[0]), slice(self._ends[0], self._ends[1]))
             parameters, features = dict(found.parameters), features.with_tables(found.tables)
         raw = network.scores(parameters, features, slice(self._ends[1], self._ends[2]))
@@ -210,29 +187,44 @@ def leaf_places(reached: Array, ensemble: TreeEnsemble, x: Array) -> Array:
     return places
 
 
-def with_machine(trees: SoftTrees, weights: Mapping[str, Array], places: Array) -> tuple[SoftTrees, Array]:
-    """Return soft trees with the linear weights of a factorisation machine as values, and its factors by leaf.
+def machine_model(ensemble: TreeEnsemble, weights: Mapping[str, Array], places: Array) -> onnx.ModelProto:
+    """Return trees with a score for each leaf, and a factorisation machine of these scores, as a model.
 
     Args:
-        trees: The trees.
+        ensemble: The trees.
         weights: The weights of the machine by name; see :class:`FactorisationMachine`.
         places: The places of the leaves that the machine reads; see :func:`leaf_places`.
     """
+    count = ensemble.leaf_count
     own, leaves = np.nonzero(places >= 0)
-    at, features = (own, places[own, leaves]), own * LEAVES + leaves
-    values = np.zeros_like(trees.values)
-    values[*at, 0] = weights["linear"][features] / 2
-    factors = np.zeros((*trees.offsets.shape, weights["factors"].shape[1]), np.float32)
-    factors[at] = weights["factors"][features]
-    unit = float(np.sqrt(np.mean(values[at] ** 2))) or 1.0
-    return replace(trees, values=values, bias=weights["bias"] + values.sum(axis=(0, 1)), unit=unit), factors
+    at, features = ensemble.leaf_table(np.arange(count))[own, places[own, leaves]], own * LEAVES + leaves
+    linear, factors = np.zeros((count, 1)), np.zeros((count, weights["factors"].shape[1]))
+    linear[at, 0], factors[at] = weights["linear"][features], weights["factors"][features]
+    ones = replace(
+        ensemble,
+        entry_leaves=np.arange(count),
+        entry_targets=np.arange(count),
+        entry_weights=np.ones(count, np.float32),
+        targets=count,
+        base=np.zeros(0, np.float32),
+        transform="NONE",
+        labels=None,
+    )
+    model = onnx.parser.parse_model(_MACHINE)
+    like = onnx.helper.make_node("TreeEnsembleRegressor", ["x"], ["z"], "trees", domain="ai.onnx.ml")
+    model.graph.node.insert(0, write_ensemble(ones, like))
+    for name, value in (("linear", linear), ("factors", factors), ("bias", weights["bias"])):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))
+    return model
 
 
 def cold(trees: SoftTrees, rng: np.random.Generator) -> SoftTrees:
-    """Return trees of the same shape with random thresholds and values; features and paths stay."""
+    """Return trees of the same shape with random thresholds and values; features and paths stay, and ones."""
     thresholds = trees.thresholds.copy()
     for feature in np.unique(trees.features):
         own = trees.features == feature
         thresholds[own] = rng.permutation(thresholds[own])
+    if trees.leaf_of is not None:
+        return replace(trees, thresholds=thresholds)
     values = np.where(trees.entries, trees.unit * rng.standard_normal(trees.values.shape), 0).astype(np.float32)
     return replace(trees, thresholds=thresholds, values=values, bias=values.sum(axis=(0, 1)))

@@ -10,8 +10,6 @@ pytest.importorskip("scipy", reason="no SciPy in this environment")
 from finetuning.paper_pipelines import FactorisationMachine
 from scipy import sparse
 
-from drifted_rows import binary, rows_of
-
 
 def ones(rng: np.random.Generator, rows: int, features: int) -> np.ndarray:
     """Return features that are 0 or 1."""
@@ -50,8 +48,8 @@ def test_its_scores_are_those_of_all_pairs() -> None:
     np.testing.assert_allclose(machine.predict(sparse.csr_matrix(z)), expected)
 
 
-def test_its_differentiable_form_has_its_scores_where_decisions_are_certain() -> None:
-    """At low temperatures each row reaches one leaf of a tree, and the network is the machine of LightGBM's leaves."""
+def test_its_model_has_its_scores() -> None:
+    """The model returns the probabilities of the machine of LightGBM's leaves."""
     for library in ("jax", "lightgbm", "onnxmltools"):
         pytest.importorskip(library, reason=f"no {library} in this environment")
     from finetuning import paper_networks as networks  # noqa: PLC0415 - needs them
@@ -64,14 +62,10 @@ def test_its_differentiable_form_has_its_scores_where_decisions_are_certain() ->
     machine.weights = {name: 0.1 * rng.standard_normal(own.shape) for name, own in machine.weights.items()}
     declared = [("x", networks.FloatTensorType([None, 6]))]
     ensemble = networks.Pipeline(networks.convert_lightgbm(booster, initial_types=declared, zipmap=False)).ensemble
-    soft = networks.soften(ensemble, x, targets=[0], softness=networks.Softness(1e-4, 0.05))
     places = networks.leaf_places(booster.predict(x, pred_leaf=True), ensemble, x)
-    trees, factors = networks.with_machine(soft, machine.weights, places)
-    network = networks.Machine(trees, networks.LOGISTIC, 0.0, factors)
-    found = np.asarray(network.probabilities(network.raw({}, x)))[:, 1]
-    certain = (np.abs(network.reached({}, x)) > 0.999).all(axis=(0, 1))
-    assert certain.mean() > 0.9
-    np.testing.assert_allclose(found[certain], machine.predict(leaf_ones(booster, x))[certain], atol=1e-3)
+    pipeline = networks.Pipeline(networks.machine_model(ensemble, machine.weights, places))
+    found = pipeline.score_runner()({"x": x})[:, 1]
+    np.testing.assert_allclose(found, machine.predict(leaf_ones(booster, x)), atol=1e-4)
 
 
 def test_the_untrained_network_of_pipe1_is_its_regression() -> None:
@@ -85,8 +79,7 @@ def test_the_untrained_network_of_pipe1_is_its_regression() -> None:
     x = rng.normal(3, 2, (200, 4)).astype(np.float32)
     x[rng.random(x.shape) < 0.1], x[:, 3] = np.nan, np.nan
     fitted = fit_logistic(x, rng.integers(0, 2, 200))
-    trees = networks.soften(binary(), rows_of(0, 50), targets=[0])
-    network = networks.Linear(trees, fitted)
-    raw = np.asarray(network.raw({}, x))
-    found = np.asarray(network.probabilities(raw))
+    pipeline = networks.Pipeline(networks.translate(fitted))
+    network = networks.ArithmeticNetwork(pipeline.tail, None, x, pipeline.loss, 1.0, 0.0)
+    found = np.asarray(network.probabilities(network.raw({}, x)))
     np.testing.assert_allclose(found, fitted.predict_proba(x), atol=1e-5)

@@ -69,6 +69,14 @@ class TreeEnsemble:
         """The number of trees."""
         return len(self.roots)
 
+    @property
+    def has_leaf_targets(self) -> bool:
+        """Whether each target belongs to a leaf of its own, so that targets say which leaves a row reaches."""
+        entries = (self.entry_leaves, self.entry_targets)
+        return len(self.entry_weights) == self.targets > 1 and all(
+            len(np.unique(own)) == self.targets for own in entries
+        )
+
     @cached_property
     def levels(self) -> tuple[Array, ...]:
         """The inner nodes at each depth, from the roots on.

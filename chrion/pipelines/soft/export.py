@@ -1,4 +1,4 @@
-"""Soft trees as ONNX operators, in place of the ensemble that they were made from."""
+"""Soft trees as ONNX operators, in place of their ensemble, and tables for encoded categories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from chrion.graph.rewrite import Rewriter
+from chrion.graph.rewrite import Rewriter, with_inputs
 from chrion.graph.trees import is_tree_ensemble
 from chrion.graph.trees.tensor_form import with_tensor_opset
 from chrion.pipelines import leaves
@@ -43,25 +43,48 @@ def with_soft_trees(
     inputs = {info.name: info for info in rewriter.model.graph.input}
     for node in rewriter.model.graph.node:
         if is_tree_ensemble(node):
-            writer = _Writer(rewriter, node, trees, parameters)
-            writer.write(writer.embed(embeddings, inputs), loss)
+            writer = _TreeWriter(rewriter, node, trees, parameters)
+            writer.write(writer.embed(node.input[0], trees.width, embeddings, inputs), loss)
         else:
             rewriter.nodes.append(node)
-    written = rewriter.finish()
-    for opset in written.opset_import:
+    return _with_encoders(rewriter.finish())
+
+
+def with_embeddings(
+    model: onnx.ModelProto, features: str, width: int, embeddings: Sequence[Embedding]
+) -> onnx.ModelProto:
+    """Return a model in which tables replace some of its features wherever they are read.
+
+    Args:
+        model: The model.
+        features: The value with the features, [rows, width].
+        width: Their number.
+        embeddings: The tables; categories that they lack are encoded as before.
+    """
+    rewriter = Rewriter(with_tensor_opset(model))
+    inputs = {info.name: info for info in rewriter.model.graph.input}
+    changed = ""
+    for node in rewriter.model.graph.node:
+        places = [at for at, name in enumerate(node.input) if name == features]
+        if places and not changed:
+            changed = _Writer(rewriter, f"{features}/soft").embed(features, width, embeddings, inputs)
+        rewriter.nodes.append(with_inputs(node, dict.fromkeys(places, changed)))
+    return _with_encoders(rewriter.finish())
+
+
+def _with_encoders(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model, with a version of ``ai.onnx.ml`` that has the encoders of tables."""
+    for opset in model.opset_import:
         if opset.domain == "ai.onnx.ml":
             opset.version = max(opset.version, _ENCODERS)
-    return written
+    return model
 
 
 class _Writer:
-    """Writes the operators of one ensemble."""
+    """Writes operators whose values have a common beginning of their names."""
 
-    def __init__(
-        self, rewriter: Rewriter, node: onnx.NodeProto, trees: SoftTrees, parameters: Mapping[str, Array]
-    ) -> None:
-        self._rewriter, self._node, self._trees, self._parameters = rewriter, node, trees, parameters
-        self._name = f"{node.name or node.output[0]}/soft"
+    def __init__(self, rewriter: Rewriter, name: str) -> None:
+        self._rewriter, self._name = rewriter, name
 
     def _add(self, kind: str, inputs: Sequence[Any], output: str, **attributes: Any) -> str:
         return self._rewriter.add(kind, inputs, f"{self._name}/{output}", **attributes)
@@ -72,12 +95,14 @@ class _Writer:
     def _number(self, value: float) -> str:
         return self._rewriter.constant(np.array(value, np.float32))
 
-    def embed(self, embeddings: Sequence[Embedding], inputs: Mapping[str, onnx.ValueInfoProto]) -> str:
-        """Return the features, [rows, features], with those of embeddings from their tables."""
-        x = self._add("Cast", [self._node.input[0]], "x", to=onnx.TensorProto.FLOAT)
+    def embed(
+        self, features: str, width: int, embeddings: Sequence[Embedding], inputs: Mapping[str, onnx.ValueInfoProto]
+    ) -> str:
+        """Return the features, [rows, width], with those of embeddings from their tables."""
+        x = self._add("Cast", [features], "x", to=onnx.TensorProto.FLOAT)
         if not embeddings:
             return x
-        kept = np.setdiff1d(np.arange(self._trees.width), np.concatenate([own.features for own in embeddings]))
+        kept = np.setdiff1d(np.arange(width), np.concatenate([own.features for own in embeddings]))
         parts, order = [], []
         if len(kept):
             parts.append(self._add("Gather", [x, kept], "kept", axis=1))
@@ -108,6 +133,16 @@ class _Writer:
         before = self._add("Gather", [x, own.features], f"{name}/before", axis=1)
         return self._add("Where", [known, rows, before], f"{name}/features")
 
+
+class _TreeWriter(_Writer):
+    """Writes the operators of one ensemble."""
+
+    def __init__(
+        self, rewriter: Rewriter, node: onnx.NodeProto, trees: SoftTrees, parameters: Mapping[str, Array]
+    ) -> None:
+        super().__init__(rewriter, f"{node.name or node.output[0]}/soft")
+        self._node, self._trees, self._parameters = node, trees, parameters
+
     def write(self, x: str, loss: Loss) -> None:
         """Write the operators from features to the outputs of the node."""
         decisions = self._decisions(x)
@@ -124,8 +159,15 @@ class _Writer:
         )
         bias = trees.bias + np.float32(trees.unit) * given.get("bias", np.float32(0))
         flat = self._add("Reshape", [reached, np.array([values.shape[0] * values.shape[1], -1])], "flat")
-        half = self._weight("values", np.ascontiguousarray(values.reshape(-1, values.shape[2]).T))
-        scores = self._add("Transpose", [self._add("MatMul", [half, flat], "by_target")], "scores", perm=[1, 0])
+        if trees.leaf_of is None:
+            half = self._weight("values", np.ascontiguousarray(values.reshape(-1, values.shape[2]).T))
+            by_target = self._add("MatMul", [half, flat], "by_target")
+        else:
+            whole = self._add("Add", [self._add("Gather", [flat, trees.leaf_of], "own_leaf", axis=0), 1.0], "whole")
+            by_target = self._add(
+                "Mul", [self._weight("values", values.reshape(-1, 1)[trees.leaf_of]), whole], "by_target"
+            )
+        scores = self._add("Transpose", [by_target], "scores", perm=[1, 0])
         self._finish(self._add("Add", [scores, self._weight("bias", bias)], "raw"), loss)
 
     def _decisions(self, x: str) -> str:

@@ -87,12 +87,15 @@ class SoftTrees:
     #: Mean and deviation of the features, by which a decision on several features (L3) weighs them.
     centre: Array
     spread: Array
+    #: The leaf of each target by tree and place, as one number, if each leaf has a target of its own: scores are then
+    #: how far leaves are reached, times their values, whose last axis has length 1.
+    leaf_of: Array | None = None
 
     def shapes(self, level: str) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the parameters of a level by name."""
         trees, leaves, nodes = self.paths.shape
         own: list[dict[str, tuple[int, ...]]] = [
-            {"values": self.values.shape, "bias": self.bias.shape},
+            {"values": self.values.shape, **({"bias": self.bias.shape} if self.leaf_of is None else {})},
             {"shifts": (trees, nodes)},
             {"mix": (trees, nodes, self.width)},
             {"paths": (trees, leaves, nodes), "offsets": (trees, leaves)},
@@ -145,14 +148,14 @@ def soften(  # noqa: PLR0913 - what a pipeline says of its ensemble
     ensemble = normalised(ensemble)
     _check(ensemble)
     rows = np.asarray(x[np.linspace(0, len(x) - 1, min(len(x), _ROWS)).astype(np.int64)], np.float64)
-    centre, spread = _scales(rows)
+    centre, spread = feature_scales(rows)
     features = ensemble.features + np.where(ensemble.missing_true, rows.shape[1], 0)
     thresholds, temperatures = ensemble.thresholds.astype(np.float64), np.full(len(ensemble.features), softness.nodes)
     if softness.relative:
         thresholds, gaps = _between(ensemble, rows)
         temperatures = np.maximum(softness.nodes * _deviations(ensemble, rows, centre, spread), gaps / _GAP)
-    values = ensemble.leaf_table(scale / 2 * ensemble.leaf_weights[:, targets].astype(np.float64))
-    entries = ensemble.leaf_table(ensemble.leaf_entries[:, targets])
+    values, entries, leaf_of = _leaf_values(ensemble, targets, scale / 2)
+    total = 0 if leaf_of is not None else values.sum(axis=(0, 1))
     paths, _ = path_matrices(ensemble)
     length = np.abs(paths).sum(axis=2)[ensemble.leaf_trees, ensemble.leaf_places]
     finite = np.nan_to_num(thresholds, nan=-_LARGEST, posinf=_LARGEST, neginf=-_LARGEST)
@@ -169,12 +172,26 @@ def soften(  # noqa: PLR0913 - what a pipeline says of its ensemble
         offsets=ensemble.leaf_table(np.where(length > 0, 1 - length, np.float32(_ALWAYS)), -_ALWAYS),
         values=values.astype(np.float32),
         entries=entries,
-        bias=((0 if base is None else base) + values.sum(axis=(0, 1))).astype(np.float32),
+        bias=np.asarray((0 if base is None else base) + total, np.float32),
         leaf_temperature=softness.leaves,
         unit=float(np.sqrt(np.mean(values[entries] ** 2))) or 1.0,
         centre=centre.astype(np.float32),
         spread=spread.astype(np.float32),
+        leaf_of=leaf_of,
     )
+
+
+def _leaf_values(ensemble: TreeEnsemble, targets: Sequence[int], scale: float) -> tuple[Array, Array, Array | None]:
+    """Return values of leaves, which of them exist, and the leaf of each target; see :class:`SoftTrees`."""
+    if not ensemble.has_leaf_targets:
+        values = ensemble.leaf_table(scale * ensemble.leaf_weights[:, targets].astype(np.float64))
+        return values, ensemble.leaf_table(ensemble.leaf_entries[:, targets]), None
+    own, weights = ensemble.entry_leaves, np.zeros((ensemble.leaf_count, 1))
+    weights[own, 0] = scale * ensemble.entry_weights
+    values, entries = ensemble.leaf_table(weights), ensemble.leaf_table(np.isin(np.arange(len(weights)), own)[:, None])
+    leaf_of = np.zeros(len(targets), np.int64)
+    leaf_of[ensemble.entry_targets] = ensemble.leaf_trees[own] * values.shape[1] + ensemble.leaf_places[own]
+    return values, entries, leaf_of
 
 
 def _check(ensemble: TreeEnsemble) -> None:
@@ -192,7 +209,7 @@ def _check(ensemble: TreeEnsemble) -> None:
         )
 
 
-def _scales(rows: Array) -> tuple[Array, Array]:
+def feature_scales(rows: Array) -> tuple[Array, Array]:
     """Return the mean and the deviation of the finite values of each feature; 0 and 1 where there are none."""
     finite = np.isfinite(rows)
     count = np.maximum(finite.sum(axis=0), 1)

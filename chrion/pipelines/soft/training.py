@@ -1,6 +1,6 @@
-"""Training of soft trees: mini-batches, Adam, dropout, and row-wise updates of tables (WindTunnel, section 5.2.4).
+"""Training of networks: mini-batches, Adam, dropout, and row-wise updates of tables (WindTunnel, section 5.2.4).
 
-Parameters of trees are trained by Adam with the paper's weight decay and dropout. Since parameters are deviations, the
+Parameters are trained by Adam with the paper's weight decay and dropout. Since parameters are deviations, the
 decay is towards the original pipeline. Tables of categories stay in NumPy's memory: a step reads and writes the rows of
 its batch only, by Adagrad with one number of state a row, so that its cost does not depend on their size.
 
@@ -21,7 +21,7 @@ import numpy as np
 from chrion.common.files import open_atomically
 from chrion.errors import OptionError
 from chrion.pipelines.soft.features import Features
-from chrion.pipelines.soft.network import Network, libraries
+from chrion.pipelines.soft.network import ScoreNetwork, libraries
 
 Array = np.ndarray[Any, Any]
 #: What keeps Adagrad from dividing by zero.
@@ -117,10 +117,10 @@ class Checkpoint:
 
 
 class Training:
-    """A training of soft trees.
+    """A training of a network.
 
     Args:
-        network: The trees.
+        network: The network.
         shapes: The shapes of the parameters that are trained, by name.
         data: The features of all rows, whose tables of categories are trained, too; and the classes or numbers.
         options: How they are trained.
@@ -129,7 +129,7 @@ class Training:
 
     def __init__(
         self,
-        network: Network,
+        network: ScoreNetwork,
         shapes: Mapping[str, tuple[int, ...]],
         data: tuple[Features, Array],
         options: TrainingOptions,

@@ -18,12 +18,14 @@ import onnx
 from chrion.common.version import __version__
 from chrion.graph.reading import serialise
 from chrion.graph.trees import TreeEnsemble
-from chrion.pipelines.leaves import Loss
+from chrion.pipelines.leaves import SQUARED
+from chrion.pipelines.pipeline import Pipeline
 from chrion.pipelines.rows import Rows
+from chrion.pipelines.soft.arithmetic import ArithmeticNetwork
 from chrion.pipelines.soft.embeddings import embedded
-from chrion.pipelines.soft.export import with_soft_trees
+from chrion.pipelines.soft.export import with_embeddings, with_soft_trees
 from chrion.pipelines.soft.features import Features
-from chrion.pipelines.soft.network import Network
+from chrion.pipelines.soft.network import Network, ScoreNetwork
 from chrion.pipelines.soft.soft_trees import Softness, SoftTrees, soften
 from chrion.pipelines.soft.training import Checkpoint, Trained, Training, TrainingOptions
 
@@ -46,10 +48,10 @@ class SoftOptions:
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """A pipeline to begin with: its model with tables of encoders, and the weights of its leaves."""
+    """A pipeline to begin with: its model with tables of encoders, and the weights of leaves if they were fitted."""
 
     model: onnx.ModelProto
-    weights: Array
+    weights: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +59,10 @@ class SoftPipeline:
     """A tuned pipeline in its soft form."""
 
     model: onnx.ModelProto
-    trees: SoftTrees
-    network: Network
-    loss: Loss
+    pipeline: Pipeline
+    #: The trees as a network; None if there are none.
+    trees: SoftTrees | None
+    network: ScoreNetwork
     features: Features
     parameters: Mapping[str, Array]
     #: See :class:`chrion.pipelines.soft.training.Trained`.
@@ -76,10 +79,19 @@ class SoftPipeline:
         return np.asarray(self.network.probabilities(raw), np.float64)
 
     def exported(self, constants: Array) -> onnx.ModelProto:
-        """Return the model, with constants added to its raw scores."""
-        bias = self.parameters.get("bias", np.zeros(len(constants))) + constants / self.trees.unit
-        parameters = {**self.parameters, "bias": bias.astype(np.float32)}
-        return with_soft_trees(self.model, self.trees, parameters, self.loss, self.features.embeddings)
+        """Return the model, with constants added to the raw scores of its trees."""
+        model, parameters, loss = self.model, self.parameters, self.pipeline.loss
+        if isinstance(self.network, ArithmeticNetwork) and self.pipeline.tail:
+            weights = {name: np.asarray(own) for name, own in self.network.weights(parameters).items()}
+            model, loss = self.pipeline.tail.with_weights(model, weights), SQUARED
+        elif self.trees:
+            bias = parameters.get("bias", np.zeros(len(constants))) + constants / self.trees.unit
+            parameters = {**parameters, "bias": bias.astype(np.float32)}
+        embeddings = self.features.embeddings
+        if self.trees:
+            return with_soft_trees(model, self.trees, parameters, loss, embeddings)
+        width = self.features.fixed.shape[1]
+        return with_embeddings(model, self.pipeline.features, width, embeddings) if embeddings else model
 
     def hardened(self, ensemble: TreeEnsemble) -> tuple[TreeEnsemble, Array] | None:
         """Return the trees with what was trained, and what to add to their scores; None if they cannot have it.
@@ -87,7 +99,7 @@ class SoftPipeline:
         Args:
             ensemble: The ensemble that was softened.
         """
-        if self.features.embeddings or not set(self.parameters) <= set(self.trees.shapes("L2")):
+        if not self.trees or self.features.embeddings or not set(self.parameters) <= set(self.trees.shapes("L2")):
             return None
         return self.trees.hardened(ensemble, self.parameters)
 
@@ -145,21 +157,26 @@ def as_soft(rows: Rows, start: Start, options: SoftOptions) -> SoftPipeline:
     features = Features(x)
     if options.scope != "leaves":
         features = embedded(rows, x, pipeline.feature_runner(start.model))
+    trees = _softened(pipeline, x[rows.tuned], start, options.softness) if pipeline.has_trees else None
+    dropout, unit = options.training.dropout, float(rows.y[rows.tuned].std()) or 1.0
+    network: ScoreNetwork
+    if pipeline.tail:
+        network = ArithmeticNetwork(pipeline.tail, trees, x[rows.tuned], pipeline.loss, unit, dropout)
+    elif trees:
+        network = Network(trees, pipeline.loss, dropout)
+    return SoftPipeline(start.model, pipeline, trees, network, features, {})
+
+
+def _softened(pipeline: Pipeline, x: Array, start: Start, softness: Softness) -> SoftTrees:
     ensemble = pipeline.ensemble
-    trees = soften(
-        replace(ensemble, entry_weights=start.weights.astype(ensemble.dtype)),
-        x[rows.tuned],
-        targets=pipeline.targets.tolist(),
-        scale=pipeline.scale,
-        base=pipeline.base,
-        softness=options.softness,
-    )
-    network = Network(trees, pipeline.loss, options.training.dropout)
-    return SoftPipeline(start.model, trees, network, pipeline.loss, features, {})
+    if start.weights is not None:
+        ensemble = replace(ensemble, entry_weights=start.weights.astype(ensemble.dtype))
+    targets = pipeline.targets.tolist()
+    return soften(ensemble, x, targets=targets, scale=pipeline.scale, base=pipeline.base, softness=softness)
 
 
 def _training(rows: Rows, soft: SoftPipeline, options: SoftOptions) -> Training:
-    shapes = {} if options.scope == "encoders" else soft.trees.shapes(options.level)
+    shapes = {} if options.scope == "encoders" else soft.network.shapes(options.level)
     return Training(soft.network, shapes, (soft.features, rows.y), options.training, options.seed)
 
 

@@ -1,0 +1,221 @@
+"""The arithmetic operators at the end of a pipeline, which can be differentiated, and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from chrion.graph.rewrite import RewriteError, needed_nodes, producers
+from chrion.pipelines.operators import WEIGHTS, applied, attributes, is_differentiable
+
+Array = np.ndarray[Any, Any]
+#: Operators that leave the scores as they are.
+MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_LABELS = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """The operators from one value of a model to its scores.
+
+    Attributes:
+        source: The value that they begin with: features, or the scores of trees.
+        result: The value with probabilities, or numbers.
+        nodes: The operators in their order.
+        constants: What they read beside the source and each other, attributes with weights included, by name.
+        labels: The classes; None if the scores are numbers.
+    """
+
+    source: str
+    result: str
+    nodes: Sequence[onnx.NodeProto]
+    constants: Mapping[str, Array]
+    labels: tuple[int, ...] | tuple[str, ...] | None
+
+    @cached_property
+    def weights(self) -> Mapping[str, Array]:
+        """The constants that are weights of a model: exponents, bounds and factors such as 0.5 are not."""
+        read = [(node, at, name) for node in self.nodes for at, name in enumerate(self.inputs(node))]
+        read = [own for own in read if own[2] in self.constants]
+        others = {name for node, at, name in read if not _is_weight(node, at, self.constants[name])}
+        return {name: self.constants[name] for _, _, name in read if name not in others}
+
+    @cached_property
+    def mirrored(self) -> frozenset[str]:
+        """The weights that have opposite values for two classes, whose logistic functions add up to 1."""
+        return frozenset(
+            name
+            for node in self.nodes
+            if node.op_type == "LinearClassifier" and attributes(node).get("post_transform") == "LOGISTIC"
+            for _, name in _weight_names(node)
+            if len(self.constants[f"{node.output[-1]}/intercepts"]) == 2
+        )
+
+    def values(self, np_: Any, weights: Mapping[str, Any], source: Any) -> dict[str, Any]:
+        """Return all values of the operators by name.
+
+        Args:
+            np_: JAX's form of NumPy.
+            weights: The weights.
+            source: The value that they begin with.
+        """
+        found = {"": None, **self.constants, **weights, self.source: source}
+        for node in self.nodes:
+            inputs = [found[name] for name in self.inputs(node)]
+            fixed = all(own is None or isinstance(own, np.ndarray | np.generic) for own in inputs)
+            found[node.output[-1]] = applied(np if fixed else np_, node, inputs)
+        return found
+
+    @staticmethod
+    def inputs(node: onnx.NodeProto) -> list[str]:
+        """Return the inputs of an operator, followed by the names of its attributes that are weights."""
+        return [*node.input, *(name for _, name in _weight_names(node))]
+
+    @cached_property
+    def producers(self) -> Mapping[str, onnx.NodeProto]:
+        """The operators by what they compute."""
+        return producers(self.nodes)
+
+    def with_weights(self, model: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.ModelProto:
+        """Return the model with other weights; the rest of it stays."""
+        weights = {name: own for name, own in weights.items() if not np.array_equal(own, self.constants[name])}
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        for tensor in changed.graph.initializer:
+            if tensor.name in weights:
+                tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
+        for node in changed.graph.node:
+            names = [("value", node.output[0])] if node.op_type == "Constant" else _weight_names(node)
+            for attribute, name in names:
+                if name in weights:
+                    own = weights[name]
+                    value = own.tolist() if node.op_type != "Constant" else numpy_helper.from_array(own, name)
+                    kept = [old for old in node.attribute if old.name != attribute]
+                    del node.attribute[:]
+                    node.attribute.extend([*kept, helper.make_attribute(attribute, value)])
+        return changed
+
+
+def find_tail(model: onnx.ModelProto, is_table: Callable[[str], bool]) -> Tail:
+    """Return the operators after the earliest table of features that the scores depend on alone.
+
+    Args:
+        model: The model.
+        is_table: Returns whether a value is float32 of shape [rows, width].
+
+    Raises:
+        RewriteError: There are none with weights; the message names the operator in the way.
+    """
+    fixed, result = _fixed(model.graph), _result(model.graph)
+    ends, found, blocked = {result}, [], None
+    for node in reversed(model.graph.node):
+        if ends.isdisjoint(node.output):
+            continue
+        if not is_differentiable(node, fixed):
+            blocked = node
+            break
+        ends = (ends - {*node.output}) | ({*node.input} - {"", *fixed})
+        found += ends if len(ends) == 1 else ()
+    for source in reversed(found):
+        if is_table(source):
+            tail = tail_after(model, source)
+            if tail.weights:
+                return tail
+            break
+    if blocked is None:
+        raise RewriteError("has no table of float32 features that all scores depend on, with weights after it")
+    raise RewriteError(
+        "is not differentiable, and no weights follow it", blocked, hint="fine-tuning needs trees or a linear model"
+    )
+
+
+def tail_after(model: onnx.ModelProto, source: str) -> Tail:
+    """Return the operators from a value to the scores.
+
+    Raises:
+        RewriteError: One is not differentiable, or the scores depend on other values, too.
+    """
+    graph, result = model.graph, _result(model.graph)
+    nodes = needed_nodes([node for node in graph.node if source not in node.output], [result])
+    fixed = _fixed(graph)
+    for node in nodes:
+        if node.op_type != "Constant" and not is_differentiable(node, fixed):
+            raise RewriteError("is not differentiable", node)
+    made = {source, *(name for node in nodes for name in node.output)}
+    if {name for node in nodes for name in node.input} - made - fixed - {""}:
+        raise RewriteError(f"scores depend on more than {source!r}")
+    inner = tuple(node for node in nodes if node.op_type != "Constant")
+    return Tail(source, result, inner, _constants(graph, inner), _labels(graph, result))
+
+
+def _is_weight(node: onnx.NodeProto, at: int, value: Array) -> bool:
+    if value.dtype != np.float32 or node.op_type in {"Clip", "Max", "Min"} or (node.op_type == "Pow" and at == 1):
+        return False
+    added = node.op_type in {"Add", "Gemm", "MatMul"} or (node.op_type == "Sub" and at == 1)
+    return value.size > 1 or added or node.op_type in WEIGHTS
+
+
+def _weight_names(node: onnx.NodeProto) -> list[tuple[str, str]]:
+    """Return the attributes of a node that are weights, and their names among constants."""
+    return [(attribute, f"{node.output[-1]}/{attribute}") for attribute in WEIGHTS.get(node.op_type, ())]
+
+
+def _fixed(graph: onnx.GraphProto) -> set[str]:
+    """Return the values that do not depend on the inputs of a model."""
+    fixed = {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" or (node.input and fixed.issuperset(filter(None, node.input))):
+            fixed.update(node.output)
+    return fixed
+
+
+def _constants(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> dict[str, Array]:
+    """Return the constants that nodes read, by name."""
+    read, found = {name for node in nodes for name in node.input}, {}
+    for tensor in graph.initializer:
+        if tensor.name in read:
+            found[tensor.name] = numpy_helper.to_array(tensor)
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output[0] in read:
+            [(kind, value)] = attributes(node).items()
+            found[node.output[0]] = numpy_helper.to_array(value) if kind == "value" else np.array(value)
+    for node in nodes:
+        given = attributes(node)
+        for attribute, name in _weight_names(node):
+            missing = [0.0] * len(given.get("classlabels_ints") or given.get("classlabels_strings") or [0.0])
+            found[name] = np.array(given.get(attribute, [1.0] if attribute == "scale" else missing), np.float32)
+    return found
+
+
+def _result(graph: onnx.GraphProto) -> str:
+    """Return the value with the scores: the last output, or what it is a map of."""
+    last = str(graph.output[-1].name)
+    node = producers(graph.node).get(last)
+    return str(node.input[0]) if node is not None and node.op_type == "ZipMap" else last
+
+
+def _labels(graph: onnx.GraphProto, result: str) -> tuple[int, ...] | tuple[str, ...] | None:
+    """Return the classes that a classifier, a map, or a table of labels names; else those of a logistic function."""
+    scored = {node.output[-1] for node in needed_nodes(graph.node, [result])}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in reversed(needed_nodes(graph.node, [output.name for output in graph.output])):
+        given = attributes(node)
+        for name in _LABELS:
+            if given.get(name):
+                return tuple(own.decode() if isinstance(own, bytes) else own for own in given[name])
+        if node.output[-1] not in scored and node.op_type in {"ArrayFeatureExtractor", "Gather"}:
+            labels = numpy_helper.to_array(constants[node.input[0]]) if node.input[0] in constants else np.zeros(0)
+            if labels.size > 1:
+                return tuple(label if isinstance(label, str) else int(label) for label in labels.ravel().tolist())
+    made, name = producers(graph.node), result
+    while name in made and made[name].op_type in MOVES:
+        name = made[name].input[0]
+    dims = [own.dim_value for own in graph.output[-1].type.tensor_type.shape.dim]
+    sizes = {"Sigmoid": 2, "Softmax": dims[-1] if dims else 0}
+    return tuple(range(sizes.get(made[name].op_type if name in made else "", 0))) or None

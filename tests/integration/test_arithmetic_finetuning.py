@@ -1,0 +1,317 @@
+"""Fine-tuning of linear models, and of arithmetic operators after trees, in their differentiable form."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import chrion
+from chrion.errors import ModelError, OptionError
+from chrion.graph.trees import write_ensemble
+from chrion.pipelines.pipeline import Pipeline
+from chrion.pipelines.rows import Rows
+from chrion.pipelines.soft import Softness, SoftOptions, SoftPipeline, Start, as_soft
+from chrion.pipelines.soft.training import TrainingOptions
+from chrion.pipelines.table import Table
+from command_line import Chrion, assert_refused
+from drifted_rows import NAMES, ensemble, rows_of
+from random_trees import FEATURES, run
+
+pa = pytest.importorskip("pyarrow", reason="no pyarrow in this environment")
+parquet = pytest.importorskip("pyarrow.parquet")
+for library in ("jax", "optax", "sklearn", "skl2onnx"):
+    pytest.importorskip(library, reason=f"no {library} in this environment")
+
+COLUMNS = ["income", "age", "score", "city"]
+CITIES = np.array(["Bern", "Oslo", "Rome"], object)
+NONE = TrainingOptions(dropout=0.0)
+
+
+def sklearn(name: str) -> Any:
+    """Return a module of scikit-learn."""
+    return importlib.import_module(f"sklearn.{name}")
+
+
+def data(seed: int, rows: int = 1500, shift: float = 0.0) -> dict[str, Any]:
+    """Return columns in units of their own, and three classes by a score that depends on all of them."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.standard_normal((rows, 3))
+    numbers[:, 0] = 50_000 + 20_000 * numbers[:, 0]
+    numbers[:, 2] = 1e-3 * numbers[:, 2]
+    city = rng.integers(0, 3, rows)
+    score = (numbers[:, 0] - 50_000) / 20_000 + (1 - shift) * numbers[:, 1] + 600 * numbers[:, 2]
+    score += np.array([-1, 0, 1.0])[(city + round(2 * shift)) % 3]
+    noisy = score + 0.7 * rng.logistic(size=rows)
+    columns = dict(zip(COLUMNS, numbers.astype(np.float32).T, strict=False))
+    return {**columns, "city": CITIES[city], "y": (noisy > -0.7).astype(int) + (noisy > 0.9), "number": 1e4 * score}
+
+
+def steps(name: str) -> list[Any]:
+    """Return the estimators of a pipeline after its encoders."""
+    linear, naive = sklearn("linear_model"), sklearn("naive_bayes")
+    pca = sklearn("decomposition").PCA
+    return {
+        "two classes": [linear.LogisticRegression(max_iter=500)],
+        "three classes": [linear.LogisticRegression(max_iter=500)],
+        "squares": [linear.LinearRegression()],
+        "ridge": [linear.Ridge()],
+        "projected": [pca(3), linear.LogisticRegression(max_iter=500)],
+        "whitened": [pca(3, whiten=True), linear.LogisticRegression(max_iter=500)],
+        "bayes": [naive.GaussianNB()],
+        "discriminant": [sklearn("discriminant_analysis").LinearDiscriminantAnalysis()],
+        "perceptron": [sklearn("neural_network").MLPClassifier((5,), max_iter=50, random_state=0)],
+        "descent": [linear.SGDClassifier(loss="log_loss", random_state=0)],
+        "normed": [sklearn("preprocessing").Normalizer(), linear.LogisticRegression(max_iter=500)],
+        "calibrated": [sklearn("calibration").CalibratedClassifierCV(sklearn("svm").LinearSVC(), cv=2)],
+        "kernel": [sklearn("svm").SVC(probability=True)],
+    }[name]
+
+
+NUMBERS = {"squares", "ridge"}
+BINARY = {"two classes", "projected", "calibrated", "descent", "kernel"}
+KINDS = [
+    "two classes", "three classes", "squares", "ridge", "projected", "whitened", "bayes", "discriminant", "perceptron",
+    "descent", "normed", "calibrated",
+]  # fmt: skip
+
+
+def target(kind: str, columns: dict[str, Any]) -> Any:
+    """Return what a pipeline predicts; labels of three classes are texts."""
+    if kind in NUMBERS:
+        return columns["number"]
+    return columns["y"] > 0 if kind in BINARY else np.array(["low", "mid", "top"])[columns["y"]]
+
+
+@cache
+def fitted(kind: str) -> onnx.ModelProto:
+    """Return a pipeline with a one-hot encoder, a scaler and an imputer in front, as translated."""
+    pandas, pre = pytest.importorskip("pandas"), sklearn("preprocessing")
+    make = sklearn("pipeline").make_pipeline
+    encoders = sklearn("compose").make_column_transformer(
+        (pre.OneHotEncoder(handle_unknown="ignore", sparse_output=False), ["city"]), ("passthrough", COLUMNS[:3])
+    )
+    columns = data(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = make(encoders, sklearn("impute").SimpleImputer(), pre.StandardScaler(), *steps(kind))
+        made.fit(pandas.DataFrame({name: columns[name] for name in COLUMNS}), target(kind, columns).astype(
+            float if kind in NUMBERS else int if kind in BINARY else str))  # fmt: skip
+        return chrion.translate(made)
+
+
+def table(kind: str, columns: dict[str, Any]) -> Any:
+    """Return a table of columns and the target of a pipeline."""
+    y = target(kind, columns)
+    return pa.table({**{name: columns[name] for name in COLUMNS}, "y": y.astype(int) if kind in BINARY else y})
+
+
+def soft(model: onnx.ModelProto, rows: Any, scope: str = "all", **given: Any) -> tuple[Rows, SoftPipeline]:
+    """Return the rows of a table, and the untrained network."""
+    found = Rows(Pipeline(model), "y", [Table(rows)])
+    return found, as_soft(found, Start(model), SoftOptions(scope=scope, training=NONE, **given))
+
+
+def trained(own: SoftPipeline, seed: int, size: float = 0.05) -> SoftPipeline:
+    """Return a network with random parameters of the level L1."""
+    rng = np.random.default_rng(seed)
+    shapes = own.network.shapes("L1")
+    return replace(own, parameters={n: (size * rng.standard_normal(s)).astype(np.float32) for n, s in shapes.items()})
+
+
+def scores(rows: Rows, model: onnx.ModelProto) -> Any:
+    """Return the results of a model for the held-out rows."""
+    return rows.held_scores(model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_networks_are_the_models(kind: str) -> None:
+    """Untrained and with random weights, JAX and onnxruntime agree, also on labels; zero steps change no byte."""
+    rows, own = soft(fitted(kind), table(kind, data(1, 800)), "leaves")
+    atol = 2e-5 * max(1, np.abs(rows.y).max())
+    np.testing.assert_allclose(own.predict(own.raw(rows.held)), scores(rows, fitted(kind)), atol=atol)
+    zero = np.zeros(1)
+    assert own.exported(zero).SerializeToString() == fitted(kind).SerializeToString()
+    moved = trained(own, 1)
+    model = moved.exported(zero)
+    onnx.checker.check_model(model, full_check=True)
+    expected = moved.predict(moved.raw(rows.held))
+    np.testing.assert_allclose(scores(rows, model), expected, atol=atol)
+    assert np.abs(expected - own.predict(own.raw(rows.held))).max() > 10 * atol
+    if rows.pipeline.classes:
+        feeds = next(iter(rows.feeds()))
+        labels, probabilities = run(model, {name: own[rows.held] for name, own in feeds.items()})
+        top = np.sort(probabilities, axis=1)
+        sure = top[:, -1] - top[:, -2] > 1e-5
+        assert np.array(rows.pipeline.labels)[probabilities.argmax(axis=1)][sure].tolist() == labels[sure].tolist()
+
+
+@pytest.mark.parametrize("kind", ["two classes", "three classes", "projected", "bayes", "normed"])
+def test_gradients_are_those_of_finite_differences(kind: str) -> None:
+    """The derivative of the loss along a random direction is the difference quotient."""
+    import jax  # noqa: PLC0415 - optional
+
+    rows, own = soft(fitted(kind), table(kind, data(1, 800)), "leaves")
+    x, y = own.features(slice(0, 200)), rows.y[:200].astype(np.float32)
+
+    def value(parameters: Any) -> Any:
+        return own.network.losses(own.network.raw(parameters, x), y).mean()
+
+    at, along = (trained(own, seed, size).parameters for seed, size in ((1, 0.05), (2, 1.0)))
+    slopes, step = jax.grad(value)(dict(at)), 1e-3
+    ends = [value({name: at[name] + sign * step * along[name] for name in at}) for sign in (1, -1)]
+    slope = sum(float((np.asarray(slopes[name]) * along[name]).sum()) for name in at)
+    assert slope == pytest.approx(float(ends[0] - ends[1]) / 2 / step, rel=0.05, abs=5e-3)
+
+
+@pytest.mark.parametrize("kind", ["two classes", "ridge", "projected"])
+def test_a_linear_pipeline_is_adopted_after_drift(kind: str) -> None:
+    """Weights change and the graph stays; columns in other units are tuned alike."""
+    model = fitted(kind)
+    tuned, report = chrion.finetune(model, table(kind, data(3, 4000, shift=0.5)), level="L2", scope="leaves")
+    assert (report.adopted, report.level) == (True, "L2"), report.reason
+    assert report.epochs > 0
+    assert [node.op_type for node in tuned.graph.node] == [node.op_type for node in model.graph.node]
+    assert tuned.SerializeToString() != model.SerializeToString()
+    notes = {own.name: own.note for own in report.compared if own.measures is None}
+    assert notes["refit"] == notes["continued"] == "needs trees whose scores are the results"
+    assert report.cost is not None
+
+
+def test_tables_of_encoders_are_trained() -> None:
+    """The model looks cities up in a table, has labels that follow, and unseen cities are encoded as before."""
+    model, later = fitted("three classes"), table("three classes", data(4, 4000, shift=0.5))
+    tuned, report = chrion.finetune(model, later, level="L2", scope="encoders")
+    assert report.adopted, report.reason
+    assert sum(node.op_type == "LabelEncoder" for node in tuned.graph.node) == 1
+    columns = {name: later[name].to_numpy(zero_copy_only=False)[:50].reshape(-1, 1) for name in COLUMNS}
+    labels, found = run(tuned, columns)
+    assert np.array(["low", "mid", "top"])[found.argmax(axis=1)].tolist() == labels.tolist()
+    unseen = {**columns, "city": np.full((50, 1), "Bonn", object)}
+    np.testing.assert_allclose(run(tuned, unseen)[1], run(model, unseen)[1], atol=1e-6)
+    assert np.abs(found - run(model, columns)[1]).max() > 0.01
+
+
+def test_no_drift_keeps_a_linear_pipeline() -> None:
+    """Rows of the model's own distribution leave it as it was, byte for byte."""
+    model = fitted("two classes")
+    kept, report = chrion.finetune(model, table("two classes", data(5, 3000)), level="L2")
+    assert not report.adopted
+    assert kept.SerializeToString() == model.SerializeToString()
+
+
+def with_leaves(after: str, *, leaf_targets: bool = True) -> onnx.ModelProto:
+    """Return trees, with a score for each leaf or for each of two classes, and operators after them."""
+    made = ensemble("TreeEnsembleRegressor")
+    count = made.leaf_count if leaf_targets else 2
+    targets = np.arange(made.leaf_count) if leaf_targets else made.leaf_trees % 2
+    weights = np.ones(count) if leaf_targets else np.random.default_rng(1).standard_normal(made.leaf_count)
+    made = replace(made, entry_leaves=np.arange(made.leaf_count), entry_targets=targets, targets=count,
+                   entry_weights=weights.astype(np.float32), features=made.features % FEATURES,
+                   missing_true=np.zeros(len(made.features), bool))  # fmt: skip
+    head = '<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]>'
+    model = onnx.parser.parse_model(f"{head} g (float[N, {FEATURES}] x) => (float[N, K] p) {{ {after} }}")
+    like = onnx.helper.make_node("TreeEnsembleRegressor", ["x"], ["z"], "trees", domain="ai.onnx.ml")
+    model.graph.node.insert(0, write_ensemble(made, like))
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (count, 1)), ("v", (count, 4)), ("b", (1,))):
+        value = (0.4 * rng.standard_normal(shape)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    for name, own in (("two", np.float32([2])), ("half", np.float32([0.5])), ("axes", np.array([1]))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(own, name))
+    return model
+
+
+#: A factorisation machine of leaves (Pipe3 of WindTunnel).
+MACHINE = (
+    "a = MatMul(z, w) c = MatMul(z, v) d = Pow(c, two) e = ReduceSum(d, axes) f = Pow(z, two) g = Pow(v, two) "
+    "h = MatMul(f, g) i = ReduceSum(h, axes) j = Sub(e, i) k = Mul(j, half) l = Add(a, k) m = Add(l, b) p = Sigmoid(m)"
+)
+
+
+def leaf_rows(count: int = 3000) -> Any:
+    """Return rows with a class that two features decide together."""
+    x, rng = rows_of(1, count), np.random.default_rng(2)
+    y = (rng.random(count) < 1 / (1 + np.exp(-2 * x[:, 0] * np.sign(x[:, 1])))).astype(int)
+    return pa.table({**dict(zip(NAMES, x.T, strict=True)), "y": y})
+
+
+@pytest.mark.parametrize("kind", ["machine", "softmax"])
+def test_operators_after_trees(kind: str) -> None:
+    """With cold decisions scores are onnxruntime's; random parameters are exported as JAX computes them."""
+    model = with_leaves(MACHINE) if kind == "machine" else with_leaves("p = Softmax(z)", leaf_targets=False)
+    if kind == "softmax":
+        model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 2
+    rows, own = soft(model, leaf_rows(1500), softness=Softness(1e-5, 0.05, relative=False))
+    difference = np.abs(own.predict(own.raw(rows.held)) - scores(rows, model)).max(axis=1)
+    assert np.mean(difference < 1e-3) > 0.98  # the rest are rows at a threshold
+    for softness in (Softness(), Softness(1.0, 1.0)):
+        own = trained(soft(model, leaf_rows(1500), softness=softness)[1], 3)
+        np.testing.assert_allclose(scores(rows, own.exported(np.zeros(1))), own.predict(own.raw(rows.held)), atol=2e-5)
+
+
+def test_a_factorisation_machine_of_leaves_is_adopted() -> None:
+    """Its weights and its trees are tuned together; the exported model has neither trees nor other scores."""
+    model, table_ = with_leaves(MACHINE), leaf_rows()
+    with pytest.raises(ModelError, match=r"what follows its trees changes their scores.*--soft"):
+        chrion.finetune(model, table_)
+    tuned, report = chrion.finetune(model, table_, level="L2")
+    assert report.adopted, report.reason
+    assert not any("Tree" in node.op_type for node in tuned.graph.node)
+    assert "softened, untuned" in [own.name for own in report.compared]
+    assert report.cost
+    assert report.cost[0] > 1
+
+
+def decisions() -> onnx.ModelProto:
+    """Return a model whose scores are distances from a plane."""
+    model = onnx.ModelProto()
+    model.CopyFrom(fitted("two classes"))
+    node = next(node for node in model.graph.node if node.op_type == "LinearClassifier")
+    next(own for own in node.attribute if own.name == "post_transform").s = b"NONE"
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "about"),
+    [
+        (decisions, "its scores are no probabilities"),
+        (lambda: fitted("kernel"), "^.*: SVMClassifier 'SVM.*' is not differentiable, and no weights follow it"),
+    ],
+)
+def test_what_has_no_differentiable_form_is_refused(make: Any, about: str) -> None:
+    """Decision values, and an operator outside the table by its name."""
+    with pytest.raises(ModelError, match=about) as refusal:
+        chrion.finetune(make(), table("two classes", data(1)), level="L2")
+    assert "\n" not in str(refusal.value)
+
+
+def test_options_are_checked() -> None:
+    """Leaves of a model without trees, and a base rate."""
+    model, rows = fitted("two classes"), table("two classes", data(1))
+    with pytest.raises(ModelError, match=r"leaves cannot be fitted: it has no trees \(add --soft, or level='L2'\)"):
+        chrion.finetune(model, rows)
+    with pytest.raises(OptionError, match="base_rate: the scores of this model cannot be moved"):
+        chrion.finetune(model, rows, level="L2", base_rate=0.2)
+
+
+def test_the_command_tunes_linear_models(cli: Chrion, tmp_path: Path) -> None:
+    """With ``--soft`` the model is written; without it, the message says so, and a state continues."""
+    onnx.save(fitted("two classes"), "linear.onnx")
+    parquet.write_table(table("two classes", data(3, 4000, shift=0.5)), "new.parquet")
+    words = ["finetune", "linear.onnx", "--data", "new.parquet", "-o", "better.onnx"]
+    assert_refused(cli(*words), "linear.onnx: leaves cannot be fitted: it has no trees")
+    code, out, _ = cli(*words, "--soft", "--checkpoint", "state.npz")
+    assert code == 0
+    assert "a network (L2, " in out
+    assert "needs trees whose scores are the results" in out
+    first = (tmp_path / "better.onnx").read_bytes()
+    assert cli(*words, "--soft", "--checkpoint", "state.npz", "--force")[0] == 0
+    assert (tmp_path / "better.onnx").read_bytes() == first
