@@ -161,11 +161,10 @@ def _reshape(np_: Any, _given: Mapping[str, Any], x: Any, shape: Any) -> Any:
 
 def _slice(_np: Any, given: Mapping[str, Any], x: Any, *ends: Any) -> Any:
     parts = [own.tolist() for own in ends] or [given[name] for name in ("starts", "ends", "axes") if name in given]
-    starts, stops, axes, steps = (*parts, *(None,) * (4 - len(parts)))
-    axes = axes or range(len(starts))
-    own = {
-        axis % x.ndim: slice(*part) for axis, *part in zip(axes, starts, stops, steps or [1] * len(axes), strict=True)
-    }
+    starts, stops = parts[:2]
+    axes = parts[2] if len(parts) > 2 else range(len(starts))
+    strides = parts[3] if len(parts) > 3 else [1] * len(starts)
+    own = {axis % x.ndim: slice(*part) for axis, *part in zip(axes, starts, stops, strides, strict=True)}
     return x[tuple(own.get(axis, slice(None)) for axis in range(x.ndim))]
 
 

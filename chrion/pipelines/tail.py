@@ -36,7 +36,7 @@ class Tail:
     result: str
     nodes: Sequence[onnx.NodeProto]
     constants: Mapping[str, Array]
-    labels: tuple[int, ...] | tuple[str, ...] | None
+    labels: tuple[Any, ...] | None
 
     @cached_property
     def weights(self) -> Mapping[str, Array]:
@@ -112,8 +112,9 @@ def find_tail(model: onnx.ModelProto, is_table: Callable[[str], bool]) -> Tail:
     Raises:
         RewriteError: There are none with weights; the message names the operator in the way.
     """
-    fixed, result = _fixed(model.graph), _result(model.graph)
-    ends, found, blocked = {result}, [], None
+    fixed, ends = _fixed(model.graph), {_result(model.graph)}
+    found: list[str] = []
+    blocked = None
     for node in reversed(model.graph.node):
         if ends.isdisjoint(node.output):
             continue
@@ -200,7 +201,7 @@ def _result(graph: onnx.GraphProto) -> str:
     return str(node.input[0]) if node is not None and node.op_type == "ZipMap" else last
 
 
-def _labels(graph: onnx.GraphProto, result: str) -> tuple[int, ...] | tuple[str, ...] | None:
+def _labels(graph: onnx.GraphProto, result: str) -> tuple[Any, ...] | None:
     """Return the classes that a classifier, a map, or a table of labels names; else those of a logistic function."""
     scored = {node.output[-1] for node in needed_nodes(graph.node, [result])}
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -212,7 +213,7 @@ def _labels(graph: onnx.GraphProto, result: str) -> tuple[int, ...] | tuple[str,
         if node.output[-1] not in scored and node.op_type in {"ArrayFeatureExtractor", "Gather"}:
             labels = numpy_helper.to_array(constants[node.input[0]]) if node.input[0] in constants else np.zeros(0)
             if labels.size > 1:
-                return tuple(label if isinstance(label, str) else int(label) for label in labels.ravel().tolist())
+                return tuple(labels.ravel().tolist())
     made, name = producers(graph.node), result
     while name in made and made[name].op_type in MOVES:
         name = made[name].input[0]

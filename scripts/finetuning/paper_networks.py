@@ -149,9 +149,10 @@ class Networks:
             targets, base = pipeline.targets.tolist(), pipeline.base
             trees = soften(pipeline.ensemble, train, targets=targets, base=base, softness=form.softness)
             trees = trees if form.warm else cold(trees, rng)
+        network: ScoreNetwork
         if pipeline.tail:
-            network: ScoreNetwork = ArithmeticNetwork(pipeline.tail, trees, train, pipeline.loss, 1.0, _DROPOUT)
-        else:
+            network = ArithmeticNetwork(pipeline.tail, trees, train, pipeline.loss, 1.0, _DROPOUT)
+        elif trees:
             network = Network(trees, LOGISTIC, _DROPOUT)
         features = Features(self._x, self._tables(form, rng))
         parameters: dict[str, Array] = {}

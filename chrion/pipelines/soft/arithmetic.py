@@ -22,6 +22,8 @@ from chrion.pipelines.soft.soft_trees import SoftTrees, feature_scales
 from chrion.pipelines.tail import Tail
 
 Array = np.ndarray[Any, Any]
+#: Operators whose results are probabilities, by what they are as the link of a linear classifier.
+_LINKS = {"Exp": "SOFTMAX", "Sigmoid": "LOGISTIC", "Softmax": "SOFTMAX"}
 #: The rows that effects are estimated from, and the sums of their scores.
 _ROWS, _SUMS = 1024, 16
 #: All weights of a tensor together have at least this effect, in units of scores.
@@ -89,21 +91,19 @@ class ArithmeticNetwork(ScoreNetwork):
     def _logarithms(self, values: Mapping[str, Any], name: str) -> Any:
         """Return the logarithms of probabilities, [rows, classes], up to a constant for each row."""
         np_, node = self._jax.numpy, self._tail.producers.get(name)
-        kind = node.op_type if node is not None else ""
-        first = values[node.input[0]] if node is not None else None
-        link = "NONE"
-        if node is not None and kind in {"Identity", "Cast", "Normalizer"}:
+        if node is None:
+            return np_.log(np_.maximum(values[name], LEAST))
+        first, link = values[node.input[0]], _LINKS.get(node.op_type, "")
+        if node.op_type in {"Identity", "Cast", "Normalizer"}:
             return self._logarithms(values, node.input[0])
-        if kind in {"Exp", "Softmax"}:
-            return first
-        if node is not None and kind == "LinearClassifier":
-            given, read = attributes(node), [values[name] for name in self._tail.inputs(node)]
-            first, link = linear(np_, given, *read), given.get("post_transform", link)
+        if node.op_type == "LinearClassifier":
+            given = attributes(node)
+            first = linear(np_, given, *(values[own] for own in self._tail.inputs(node)))
+            link = given.get("post_transform", "")
         if link == "SOFTMAX":
             return first
-        if link == "LOGISTIC" or kind == "Sigmoid":
-            both = np_.concatenate([-first, first], axis=1) if first.shape[1] == 1 else first
-            return -np_.logaddexp(0, -both)
+        if link == "LOGISTIC":
+            return -np_.logaddexp(0, -(np_.concatenate([-first, first], axis=1) if first.shape[1] == 1 else first))
         return np_.log(np_.maximum(values[name], LEAST))
 
     def _units_from(self, x: Array) -> dict[str, Array]:
@@ -127,4 +127,4 @@ def _unit(values: Array, effects: Array, scale: float) -> Array:
     """Return the units of weights with some effects; a weight of little effect moves no more than the mean one."""
     typical = max(float(np.linalg.norm(values * effects)), _LEAST_EFFECT * scale) / np.sqrt(values.size)
     most = max(float(np.sqrt(np.mean(values.astype(np.float64) ** 2))), typical / (effects.max() or np.inf))
-    return np.minimum(typical / np.maximum(effects, 1e-30), most).astype(np.float32)
+    return np.asarray(np.minimum(typical / np.maximum(effects, 1e-30), most), np.float32)
