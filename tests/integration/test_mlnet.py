@@ -75,6 +75,20 @@ def test_a_regression_is_fine_tuned() -> None:
     assert after < before / 4
 
 
+def test_a_calibrated_classifier_is_tuned_as_a_network() -> None:
+    """The trees and the calibration after them are differentiated; the probability of one class decides."""
+    pa = pytest.importorskip("pyarrow", reason="no pyarrow in this environment")
+    pytest.importorskip("jax", reason="no JAX in this environment")
+    columns, rng = rows(3000), np.random.default_rng(0)
+    before = run_plain(binary(), columns)[-1][:, 0]
+    city = columns["City"][:, 0]
+    y = (rng.random(3000) < np.where(city == "Rome", 1 - before, before)).astype(int)
+    table = pa.table({"Label": y, "Distance": columns["Distance"][:, 0], "City": city.tolist()})
+    tuned, report = chrion.finetune(binary(), table, target="Label", level="L2")
+    assert report.adopted, report.reason
+    assert run_plain(tuned, rows())[-1].shape == (ROWS, 1)
+
+
 @pytest.mark.parametrize(
     ("build", "reason"),
     [(binary, "what follows its trees changes their scores"), (one_versus_all, "one tree ensemble")],
