@@ -313,7 +313,7 @@ class Tuning:
         with refusals_of(self.rows.pipeline.name):
             if self.rows.pipeline.has_trees:
                 untuned = as_soft(self.rows, self._starts[1], options)
-                self.softened = self._soft_candidate("softened, untuned", untuned)
+                self.softened = self._soft_candidate("soft, not trained", untuned)
             found = tune_soft(self.rows, *self._starts, options, progress)
         self.soft, self.interrupted = self._soft_candidate("soft", found), found.interrupted
         self.figures |= {"level": options.level, "epochs": found.epochs, "curve": found.curve}

@@ -11,7 +11,7 @@ HARM_AUC, HARM_LOSS = -0.1, 0.1
 #: The methods beside the tuned model, in the order of the table; an aim compares it with the first three.
 BASELINES = ("refit", "continued", "new rows only", "old and new rows")
 #: The columns of the table of networks.
-_NETWORKS = ("L1", "softened, untuned", "L2", "L2, as trees", "L3", "L4", "TabM")
+_NETWORKS = ("softened", "L1", "L1, softened", "L2", "L2, as trees", "L3", "L4", "TabM")
 _COMPARED = BASELINES[:3]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightgbm as lgb
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pandas as pd
 from sklearn.compose import ColumnTransformer
@@ -24,7 +25,9 @@ from chrion.pipelines.finetuning import TOLERANCE
 from chrion.pipelines.leaves import LeafProblem, fit_leaves
 from chrion.pipelines.measures import Measures, measure
 from chrion.pipelines.pipeline import Pipeline
-from chrion.pipelines.soft import LEVELS
+from chrion.pipelines.rows import Rows
+from chrion.pipelines.soft import LEVELS, SoftOptions, Start, as_soft
+from chrion.pipelines.table import Table
 from finetuning.eras import DATA, Eras
 from finetuning.outcomes import Gain, Run, Seconds
 
@@ -76,22 +79,32 @@ def run(name: str, seed: int) -> Run:
 
 
 def networks(name: str, seed: int) -> dict[str, Gain]:
-    """Return the gains on later rows of a tuned pipeline (L1), of its networks by level, and of TabM."""
+    """Return the gains on later rows of a tuned pipeline (L1), of networks of it by level, and of TabM."""
     eras = DATA[name].draw(seed)
-    model, found = chrion.translate(fitted(eras.old, seed)), {}
+    model = chrion.translate(fitted(eras.old, seed))
+    first = measure(_scores(model, eras.later), eras.later["y"].to_numpy(np.float64))
+    found = {"softened": _gain(first, _softened(model, eras))}
     for level in LEVELS:
         _, report = chrion.finetune(model, eras.new, validation=eras.later, level=level, seed=seed)
         trees, before = f"{level}, as trees", report.compared[0].measures
-        names = {"softened, untuned": "softened, untuned", "soft": level, "soft, as trees": trees}
+        names = {"soft, not trained": "L1, softened", "soft": level, "soft, as trees": trees}
         if level == "L1" or report.level != "L1":  # else the tuned model is that of L1
             names["tuned"] = trees if level != "L1" and report.cost is None else level
         for own in report.compared:
             if own.name in names and own.measures and before:
                 found[names[own.name]] = _gain(before, own.measures)
     if find_spec("tabm"):
-        y, scores = eras.later["y"].to_numpy(np.float64), _scores(model, eras.later)
-        found["TabM"] = _gain(measure(scores, y), measure(_network(eras, seed), y))
+        found["TabM"] = _gain(first, measure(_network(eras, seed), eras.later["y"].to_numpy(np.float64)))
     return found
+
+
+def _softened(model: onnx.ModelProto, eras: Eras) -> Measures:
+    """Return the measures of a pipeline on later rows as a network that is not tuned."""
+    pipeline = Pipeline(model)
+    tables = [Table(rows, lambda columns: pipeline.texts(columns, "y")) for rows in (eras.new, eras.later)]
+    rows = Rows(pipeline, "y", tables, len(eras.later))
+    soft = as_soft(rows, Start(pipeline.proto, rows.problem.original), SoftOptions())
+    return measure(soft.predict(soft.raw(rows.held)), rows.y[rows.held])
 
 
 def _texts(rows: pd.DataFrame) -> list[str]:

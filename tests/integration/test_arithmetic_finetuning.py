@@ -265,7 +265,7 @@ def test_a_factorisation_machine_of_leaves_is_adopted() -> None:
     tuned, report = chrion.finetune(model, table_, level="L2")
     assert report.adopted, report.reason
     assert not any("Tree" in node.op_type for node in tuned.graph.node)
-    assert "softened, untuned" in [own.name for own in report.compared]
+    assert "soft, not trained" in [own.name for own in report.compared]
     assert report.cost
     assert report.cost[0] > 1
 

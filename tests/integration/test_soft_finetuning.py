@@ -58,7 +58,7 @@ def test_a_network_is_returned_where_it_is_better(level: str) -> None:
     label, scores = run(tuned, {"x": x})
     assert label.tolist() == scores.argmax(axis=1).tolist()
     np.testing.assert_allclose(scores.sum(axis=1), 1, atol=1e-5)
-    assert "softened, untuned" in [own.name for own in report.compared]
+    assert "soft, not trained" in [own.name for own in report.compared]
 
 
 def test_equal_calls_have_equal_results() -> None:
