@@ -57,6 +57,14 @@ def test_a_rate_at_which_queues_grow_is_refused() -> None:
     assert {probe.met for probe in limit.curve if probe.amount > 105} == {GROWS}
 
 
+def test_a_rate_above_the_capacity_is_refused_in_short_runs() -> None:
+    """Random lengths hide growth in 200 requests: of 40 tokens on average, one by one, 2.5 a second are served."""
+    scenario = source(kind="poisson", rate_per_s=1.0, requests=200).changed({"new_least": 1, "new_most": 79})
+    limit = find(scenario, "rate", "between_p99<=12ms")
+    assert limit.best is not None
+    assert limit.best.amount <= 2.5 * 1.25
+
+
 def test_the_fewest_replicas() -> None:
     """At 250 a second, two replicas with 100 a second each are too few, and three are enough."""
     limit = find(source(rate_per_s=250.0), "replicas", "first_p99<=15ms")

@@ -51,11 +51,14 @@ _LEFT_OUT = {"mean": 0.01, "p50": 0.5, "p95": 0.05, "p99": 0.01}
 #: Utilisation below which a cluster idles: if each model was loaded once at most, more servers are not tried, since
 #: requests wait by the choice of routing alone (a choice, not measured).
 _IDLE = 0.01
+#: Utilisation from which the mean of the growth of response times decides, and its interval must exclude growth for a
+#: value to meet a condition; below, queues grow if the interval excludes that they do not (a choice, not measured).
+_BUSY = 0.95
 #: Requests of a run from which several processes save more time than they take to start (a choice, not measured).
 _WORTHWHILE = 10_000
 
-#: What is known of a value: the interval is below the limit, contains it, or is above it; or queues grow, so that the
-#: figure depends on the number of requests; or the models do not fit.
+#: What is known of a value: the interval is below the limit, contains it, or is above it, or queues may grow; or they do,
+#: so that the figure depends on the number of requests; or the models do not fit.
 MET, OPEN, MISSED, GROWS, UNFIT = "yes", "open", "no", "queues grow", "models do not fit"
 
 
@@ -325,6 +328,8 @@ class Search:
         """Return the limit."""
         edge = first_true(self._meets, self._sign * self._quantity.begin, self._first, self._last)
         start = min(edge, self._enough)
+        if edge > self._last and (near := [at for at, probe in self._probes.items() if probe.may_meet]):
+            start = min(near, key=lambda at: self._probes[at].figure.mean)
         self._scan(start, -1, lambda probe: not probe.may_meet)
         if edge <= self._last:
             self._scan_easier(start)
@@ -416,11 +421,14 @@ class Search:
     def _summarise(self, amount: float, runs: Sequence[Replication]) -> Probe:
         figure = interval([run.figure for run in runs])
         load = sum(run.offered_load for run in runs) / len(runs)
-        if load >= 1 or interval([run.growth_ms for run in runs]).low > 0:
+        growth_ms, limit = interval([run.growth_ms for run in runs]), self._condition.limit
+        is_busy, met = load >= _BUSY, OPEN
+        if load >= 1 or growth_ms.low > 0 or (is_busy and growth_ms.mean > 0):
             met = GROWS
-        else:
-            limit = self._condition.limit
-            met = MET if figure.high <= limit else MISSED if figure.low > limit else OPEN
+        elif figure.low > limit:
+            met = MISSED
+        elif figure.high <= limit and not (is_busy and growth_ms.high > 0):
+            met = MET
         return Probe(
             amount=amount,
             figure=figure,
