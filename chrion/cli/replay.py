@@ -59,7 +59,8 @@ def replay(
         timeout_s=parse_duration_ms(timeout, "--timeout") / 1000,
     )
     chosen = replays.limited(built, options)
-    replays.check(chosen, options)
+    with step(f"waiting until {url} is ready"):
+        replays.check(chosen, options)
     number = chosen.workload.requests
     with step(f"simulating {built.name}, {chosen.size}"):
         predicted = run.simulate(chosen)

@@ -157,7 +157,9 @@ def _check_combination(find: str | None, until: str | None, ray: str | None, oth
     kind = next((option for option in _COMPANIONS if option in given_options), None)
     for option in given_options:
         if kind and option not in {kind, *_COMPANIONS[kind]}:
-            raise OptionError(f"{kind} and {option} cannot be combined", hint="use one of them")
+            both = {kind, option} == {"--sweep", "--replications"}
+            hint = "for intervals, --replications with one value at a time by --set" if both else "use one of them"
+            raise OptionError(f"{kind} and {option} cannot be combined", hint=hint)
 
 
 def _find(

@@ -146,8 +146,9 @@ def _amounts(probes: Sequence[Probe]) -> str:
 
 def _with_unit(amounts: str, quantity: Searched) -> str:
     """Return quantities with their unit, which is singular for one."""
-    is_one = amounts == "1" and quantity.unit.isalpha()
-    return f"{amounts} {quantity.unit.removesuffix('s') if is_one else quantity.unit}"
+    noun, *rest = quantity.unit.split(" ")
+    is_one = amounts == "1" and noun.isalpha()
+    return " ".join([amounts, noun.removesuffix("s") if is_one else noun, *rest])
 
 
 def amount_text(probe: Probe) -> str:

@@ -272,6 +272,7 @@ def _cut(graph: Graph, feed: Mapping[str, Any], blocks: Sequence[Sequence[int]],
 def _whole(opened: OpenedModel, reason: str, provider: str = CPU_PROVIDER) -> BlockChain:
     """Return a model as one block."""
     options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors are raised
     set_threads(options, 1)
     if provider == CPU_PROVIDER:
         use_shared_arena(options)

@@ -17,6 +17,7 @@ from chrion.generation import Sampling, Stream, Token
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.generation_service import GenerationService, TextOptions
 from chrion.serving.server.generators import ServedGenerator
+from chrion.serving.server.statistics import ModelStatistics
 
 
 def service(timeout_ms: float = math.inf) -> GenerationService:
@@ -46,6 +47,23 @@ def test_a_text_that_does_not_begin_in_time_fails(request_ms: float, model_ms: f
     with pytest.raises(RequestFailure, match="did not begin within its timeout") as late:
         asyncio.run(read(service(model_ms), [begun, waiting], request_ms))
     assert late.value.status is Status.EXPIRED
+
+
+def test_a_request_for_several_texts_counts_once() -> None:
+    """It succeeds when the last one ends, with a row for each; one that fails is a failure."""
+    statistics = ModelStatistics()
+    generator: Any = None
+    models = {"m": ServedGenerator("m", "1", generator, None, 0, math.inf)}
+    counting = GenerationService(models, 8, statistics={("m", "1"): statistics}.get)
+    streams = [Stream(1, lambda _: None) for _ in range(3)]
+    for stream in streams[:2]:
+        stream.put(Token(5))
+        stream.finish("stop")
+    asyncio.run(read(counting, streams[:2]))
+    assert (statistics.success.count, statistics.inferences, statistics.fail.count) == (1, 2, 0)
+    with pytest.raises(RequestFailure):
+        asyncio.run(read(counting, streams[2:], 10.0))
+    assert (statistics.success.count, statistics.inferences, statistics.fail.count) == (1, 2, 1)
 
 
 class Queue:

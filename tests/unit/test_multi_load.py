@@ -121,17 +121,18 @@ def test_no_task_is_lost(policy: str, lanes: int, drop: bool, tasks: list[tuple[
 
 
 def test_figures_of_a_load() -> None:
-    """Misses count drops and late ends, the backlog what was open at the last arrival, and the time until then."""
-    arrivals = [Arrival(0.0, "a"), Arrival(5.0, "a"), Arrival(10.0, "a")]
+    """Misses are drops, failures and late ends; the backlog is what is open at the last arrival."""
+    arrivals = [Arrival(0.0, "a"), Arrival(5.0, "a"), *[Arrival(10.0, "a")] * 2]
     served = [
         Served("a", 0.0, 4.0, "done", 4.0),
         Served("a", 5.0, 14.0, "done", 4.0),
         Served("a", 10.0, 10.0, "full", 4.0),
+        Served("a", 10.0, 10.0, "failed", 4.0),
     ]
     spans = [BlockSpan(0, "a", 0, 0, 0.0, 4.0), BlockSpan(0, "a", 1, 0, 5.0, 14.0)]
     result = summarise(served, spans, arrivals, 1)
     own = result.models["a"]
-    assert (own.tasks, own.missed, own.dropped, own.backlog) == (3, 2, 1, 1)
+    assert (own.tasks, own.missed, own.dropped, own.backlog) == (4, 3, 1, 1)
     assert own.p50_ms == 6.5
     assert result.utilisation == pytest.approx(0.9)
     assert not result.sustained

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from chrion.errors import ModelError
+from chrion.graph.ort_sessions import first_line
 from chrion.serving.multi.dispatcher import BlockSpan
 from chrion.serving.multi.lane_models import LaneModels
 from chrion.serving.multi.session import MultiSession
@@ -36,7 +38,7 @@ class ModelResult:
     tasks: int
     p50_ms: float
     p99_ms: float
-    #: Tasks that were dropped or late.
+    #: Tasks that were dropped, failed or late.
     missed: int
     dropped: int
     #: Tasks that were not over when the last one of the load arrived.
@@ -106,7 +108,15 @@ def measure_times(session: MultiSession, feeds: Mapping[str, Mapping[str, Any]])
 
     They are busy with tasks of all models, or of one priority class after another: beside those of others, a class does
     not have the cores for itself.
+
+    Raises:
+        ModelError: A model does not run on its inputs.
     """
+    for name, feed in feeds.items():
+        if error := session.submit(name, feed, _ANY_TIME_MS).exception():
+            free = any(info.free for info in session.inputs[name])
+            hint = f"{'--shape gives other sizes, ' if free else ''}a MultiSession takes inputs with other values"
+            raise ModelError(f"{name}: the model does not run on synthetic inputs: {first_line(error)}", hint=hint)
     with session.record() as spans:
         for level in dict.fromkeys(map(session.niceness.get, feeds)):
             wait(_keep_busy(session, {name: own for name, own in feeds.items() if session.niceness.get(name) == level}))
@@ -146,7 +156,7 @@ def summarise(
         p50, p99 = np.percentile(latencies, [50, 99]) if latencies else (math.nan, math.nan)
         backlog = sum(task.end_ms > last_ms for task in own)
         missed = sum(task.missed for task in own)
-        dropped = sum(task.outcome != "done" for task in own)
+        dropped = sum(task.outcome not in {"done", "failed"} for task in own)
         models[name] = ModelResult(len(own), float(p50), float(p99), missed, dropped, backlog)
         allowed = MISSED_SHARE * len(own)
         burst = max(Counter(task.arrival_ms for task in own).values())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +18,8 @@ from chrion.serving.server.failures import RequestFailure, Status, without_folde
 from chrion.serving.server.generation_metrics import GenerationMetrics
 from chrion.serving.server.generators import Prompt, ServedGenerator, drain_generators
 from chrion.serving.server.grace import Grace
+from chrion.serving.server.repository import Key
+from chrion.serving.server.statistics import ModelStatistics
 
 _LATE = "the text did not begin within its timeout"
 
@@ -44,6 +48,7 @@ class GenerationService:
         max_waiting: The maximum number of requests that wait at the same time, of all models.
         failed: Why models with a table ``[generation]`` do not generate, by name.
         refused: Why no model generates, if none does.
+        statistics: Returns the statistics of a version, in which its requests are counted; None without them.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class GenerationService:
         failed: Mapping[str, str] = MappingProxyType({}),
         *,
         refused: str = "",
+        statistics: Callable[[Key], ModelStatistics | None] = lambda _: None,
     ) -> None:
         #: The models by name.
         self.served = served
@@ -64,6 +70,7 @@ class GenerationService:
         #: The texts that have been admitted and are not queued yet.
         self._admitted = 0
         self._metrics = GenerationMetrics(served)
+        self._statistics = statistics
 
     @property
     def draining(self) -> bool:
@@ -103,6 +110,36 @@ class GenerationService:
         self._draining = True
         await asyncio.to_thread(drain_generators, list(self.served.values()), grace)
 
+    @contextlib.contextmanager
+    def counted(self, model: str, arrival_s: float) -> Iterator[Callable[[int], None]]:
+        """Count a request that is refused or fails within this context, or whose client leaves.
+
+        Args:
+            model: The name of the model.
+            arrival_s: The time of the arrival of the request, in seconds of ``time.perf_counter``.
+
+        Yields:
+            The function to call when it has succeeded, with the number of its texts.
+        """
+        served = self.served[model]
+        statistics = self._statistics((served.name, served.version)) or ModelStatistics()
+
+        def elapsed_ms() -> float:
+            return (time.perf_counter() - arrival_s) * 1000
+
+        def succeed(texts: int) -> None:
+            total_ms = elapsed_ms()
+            statistics.add_success(texts, total_ms, 0.0, (0.0, total_ms, 0.0))
+
+        try:
+            yield succeed
+        except Exception:
+            statistics.fail.add(elapsed_ms())
+            raise
+        except BaseException:
+            statistics.cancelled.add(elapsed_ms())
+            raise
+
     def admit(self, count: int) -> None:
         """Raise a failure unless a number of texts may be queued now."""
         if count > self._max_waiting:
@@ -135,6 +172,17 @@ class GenerationService:
             RequestFailure: The texts may not be queued now.
             OptionError: A prompt or a number is out of range.
         """
+        with self.counted(served.name, time.perf_counter()):
+            return await self._submit(served, prompts, samplings, options, limit)
+
+    async def _submit(
+        self,
+        served: ServedGenerator,
+        prompts: Sequence[Prompt],
+        samplings: Sequence[Sampling],
+        options: TextOptions,
+        limit: Callable[[int], int],
+    ) -> list[Stream]:
         count = len(prompts) * len(samplings)
         self.admit(count)
         encoded = await asyncio.to_thread(lambda: [served.encode(prompt) for prompt in prompts])
@@ -193,13 +241,15 @@ class GenerationService:
 
         tasks = [asyncio.create_task(forward(at, stream)) for at, stream in enumerate(streams)]
         try:
-            running = len(tasks)
-            while running:
-                index, event = await queue.get()
-                if isinstance(event, BaseException):
-                    raise event
-                running -= event is None
-                yield index, event
+            with self.counted(model, arrival_s) as succeed:
+                running = len(tasks)
+                while running:
+                    index, event = await queue.get()
+                    if isinstance(event, BaseException):
+                        raise event
+                    running -= event is None
+                    yield index, event
+                succeed(len(streams))
         finally:
             for task in tasks:
                 task.cancel()

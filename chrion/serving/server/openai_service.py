@@ -109,10 +109,11 @@ class OpenAiService:
     def _admit(self, body: TextBody, prompts: int) -> None:
         """Raise a failure unless the choices of a number of prompts may be queued now."""
         count = prompts * body.n
-        if count > MAX_CHOICES:
-            text = f"prompt, n: expected at most {MAX_CHOICES} choices, found {count}"
-            raise RequestFailure(Status.INVALID, text, param="n")
-        self._service.admit(count)
+        with self._service.counted(body.model, time.perf_counter()):
+            if count > MAX_CHOICES:
+                text = f"prompt, n: expected at most {MAX_CHOICES} choices, found {count}"
+                raise RequestFailure(Status.INVALID, text, param="n")
+            self._service.admit(count)
 
     async def _answer(
         self, request: Request, body: TextBody, prompts: Sequence[Prompt], *, echo: bool = False

@@ -17,6 +17,7 @@ from chrion.serving.server.generators import open_generators
 from chrion.serving.server.grace import Grace
 from chrion.serving.server.options import ServerOptions
 from chrion.serving.server.repository import EXPECTED_FILES, Key
+from chrion.serving.server.statistics import ModelStatistics
 from chrion.serving.server.target import LocalTarget, Target
 
 #: Versions that the line at the start names; the log has all of them.
@@ -103,7 +104,11 @@ def local_models(options: ServerOptions) -> ServedModels:
     accelerator = options.provider is not None
     generated = {(served.name, served.version) for served in generators.values()}
     catalogue = Catalogue(options.repository, core, options.control, accelerator=accelerator, generated=generated)
-    generation = GenerationService(generators, options.policies.max_waiting, failed)
+
+    def statistics(key: Key) -> ModelStatistics | None:
+        return core.models[key].statistics if key in core.models else None
+
+    generation = GenerationService(generators, options.policies.max_waiting, failed, statistics=statistics)
     pollers: list[asyncio.Task[None]] = []
 
     async def begin() -> str:

@@ -6,12 +6,14 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 from chrion.zoo import build
 from command_line import Chrion, assert_each_refused, assert_refused
-from helpers import free_branches
+from helpers import FLOAT, free_branches, make_model, node, value
 from seams.commands import watch_runs
 
 SMALL = {"resolution": 64, "width": 0.25}
@@ -81,6 +83,30 @@ def test_free_dimensions_have_the_sizes_that_are_given(cli: Chrion, models: list
     assert "warning" not in err
     assert "free dimensions" not in out
     assert_refused(cli(*words, "--shape", "q=3"), "no model in blocks has an input or a free dimension 'q'")
+
+
+def test_a_model_that_never_runs_is_an_error(cli: Chrion, models: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """One line names the model, the operator and what may help; onnxruntime's own lines do not come before it."""
+    nodes = [node("Reshape", ["x", "shape"], ["y"], name="pairs")]
+    shape = {"shape": np.array([2, 3])}
+    onnx.save(make_model(nodes, [value("x", FLOAT, ["n"])], [value("y", FLOAT, [2, 3])], shape), "pairs.onnx")
+    words = ["--rates", "10", "--duration", "200ms"]
+    code, out, err = cli("multi", "pairs.onnx", models[0], *words)
+    assert (code, out) == (2, "")
+    error = err.splitlines()[-1]
+    assert error.startswith("chrion: error: pairs: the model does not run on synthetic inputs: Reshape node 'pairs'")
+    assert "--shape" in error
+    assert "onnxruntime" not in capfd.readouterr().err
+    assert cli("multi", "pairs.onnx", *words, "--shape", "x=6")[0] in {0, 3}
+    table = {"keys_strings": ["a", "b"], "values_int64s": [0, 1]}
+    lookup = [node("LabelEncoder", ["x"], ["k"], domain="ai.onnx.ml", default_int64=9, **table)]
+    lookup += [node("Gather", ["w", "k"], ["y"], name="row")]
+    model = make_model(lookup, [value("x", TensorProto.STRING, [1])], [value("y", FLOAT, [1])], {"w": np.ones(2, "f4")})
+    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 2))
+    onnx.save(model, "words.onnx")
+    wrong = cli("multi", "words.onnx", *words)
+    assert_refused(wrong, "words: the model does not run on synthetic inputs: Gather node 'row'")
+    assert "--shape" not in wrong[2]
 
 
 def test_overload_is_found(cli: Chrion, models: list[str]) -> None:

@@ -109,7 +109,10 @@ def test_bad_input_is_one_line(cli: Chrion) -> None:
             "--find: expected one of servers, memory, models, rate, found 'cores'",
         ),
         (("table7", "--replications", "1"), "--replications: expected 2 or more, found 1"),
-        (("table7", "--replications", "3", "--sweep", "seed=1,2"), "--sweep and --replications cannot be combined"),
+        (
+            ("table7", "--replications", "3", "--sweep", "seed=1,2"),
+            "--sweep and --replications cannot be combined (for intervals, --replications with one value at a time",
+        ),
         (("table7", "--replications", "3", "--export", "r.csv"), "--replications and --export cannot be combined"),
         (("table7", "--keep-warm-up"), "--keep-warm-up: only --find leaves out the warm-up of runs"),
         (("table7", *FIND, "--replications", "1"), "--replications: expected 2 or more, found 1"),

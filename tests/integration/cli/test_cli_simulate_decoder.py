@@ -134,6 +134,8 @@ def test_a_limit_is_found(cli: Chrion, scenario: str, tmp_path: Path) -> None:
     assert any(line.startswith("iteration: 1 replica;") for line in out.splitlines())
     with path.open(encoding="utf-8", newline="") as file:
         assert next(csv.DictReader(file))["replicas"] == "1"
+    out = cli("simulate", scenario, "--find", "max_batch", "--until", "first_p99<=60000ms", *options[:-2])[1]
+    assert "iteration: 1 request a batch;" in out
 
 
 def test_what_has_no_meaning_is_refused(cli: Chrion, scenario: str, tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def test_tables_and_limits(scenario: Path, cli: Chrion) -> None:
     with local_server(scenario.parent / "models", memory_mb=44.0, policies=policies, http=True) as server:
         code, out, err = cli("replay", str(scenario), "--url", server.url, "--limit", "9", "--pattern", "large")
         assert code == 0, err
+        assert err.startswith(f"chrion: waiting until {server.url} is ready ...\n")
         assert [line.split()[:2] for line in out.splitlines() if line.startswith("measured  ")][:1] == [
             ["measured", "9"]
         ]

@@ -106,6 +106,34 @@ def test_requests_are_counted_by_how_they_end(decoders: LocalServer, client: Any
     assert decoders.metric("chrion_generation_finished_requests_total", model="ending") == sum(after.values())
 
 
+def counts(server: LocalServer) -> tuple[float, ...]:
+    """Return Triton's numbers of requests, failures and rows of a decoder, and those whose client has left."""
+    names = ("request_success", "request_failure", "count")
+    left = server.metric("chrion_request_cancelled_total", model="ending")
+    return *(server.metric(f"nv_inference_{name}", model="ending") for name in names), left
+
+
+def test_requests_for_texts_are_in_the_statistics_of_the_protocol(decoders: LocalServer, client: Any) -> None:
+    """Each API's requests count once; so do refusals, wrong prompts, and clients that leave."""
+    before = counts(decoders)
+    url = "/v2/models/ending/generate"
+    assert decoders.get(url, {"input_ids": [2, 3], "max_tokens": 2})[0] == 200
+    assert b"finish_reason" in decoders.get(f"{url}_stream", {"input_ids": [2], "max_tokens": 2, "stream": True})[1]
+    client.completions.create(model="ending", prompt=[2, 3, 4], temperature=0, max_tokens=2)
+    assert decoders.get(url, {"input_ids": [10**6], "max_tokens": 2})[0] == 400
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="ending", prompt=[2], n=2, max_tokens=1)
+    options = {"max_tokens": 3000, "stream": True, "extra_body": {"ignore_eos": True}}
+    with client.completions.create(model="ending", prompt=[2], **options) as stream:
+        next(iter(stream))
+    wait_until(lambda: counts(decoders)[3] > before[3])
+    assert [now - old for now, old in zip(counts(decoders), before, strict=True)] == [3, 2, 3, 1]
+    (own,) = decoders.get("/v2/models/ending/stats")[1]["model_stats"]
+    assert own["inference_stats"]["success"]["count"] == counts(decoders)[0]
+    assert own["inference_stats"]["success"]["ns"] > 0
+    assert own["last_inference"] > 0
+
+
 def test_the_dashboard_has_the_metrics_of_texts(decoders: LocalServer, client: Any) -> None:
     """The server exports every metric of the row about text of the Grafana dashboard, with its labels."""
     client.completions.create(model="ending", prompt=[2, 3, 4], temperature=0, max_tokens=2)
