@@ -57,8 +57,8 @@ _BUSY = 0.95
 #: Requests of a run from which several processes save more time than they take to start (a choice, not measured).
 _WORTHWHILE = 10_000
 
-#: What is known of a value: the interval is below the limit, contains it, or is above it, or queues may grow; or they do,
-#: so that the figure depends on the number of requests; or the models do not fit.
+#: What is known of a value: the interval is below the limit, contains it, or is above it, or queues may grow; or they
+#: do, so that the figure depends on the number of requests; or the models do not fit.
 MET, OPEN, MISSED, GROWS, UNFIT = "yes", "open", "no", "queues grow", "models do not fit"
 
 
