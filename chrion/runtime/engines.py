@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import onnxruntime as ort
 
+from chrion.common.units import format_shapes
 from chrion.devices import usable_provider
 from chrion.graph.description import ModelDescription, describe_session
 from chrion.graph.model import Graph
@@ -103,8 +104,14 @@ class Engines:
         return self._table.current
 
     def explain(self) -> str:
-        """Describe the engine of the last request, and whether another one serves in its place."""
-        engine, lines = self.current, []
+        """Describe the engine of the last request, whether another one serves in its place, and those of other shapes.
+
+        If several sets of shapes have engines, the first line begins with those of the last request.
+        """
+        with self._table.lock:
+            engine, known = self.current, self._table.items()
+        lines, others = [], [other for _, other in known if other is not engine]
+        own = next((f"{self._named(shapes)}: " for shapes, other in known if others and other is engine), "")
         tuner, undecided = self._tuner, engine.reason in {NOT_TUNED, NOT_LOOKED_UP, NOT_CACHED}
         if tuner and undecided and isinstance(engine, PlainEngine):
             engine = engine.with_reason(tuner.failure or tuner.opening or engine.reason)
@@ -114,7 +121,10 @@ class Engines:
             lines.append(CROWDED)
         if self._config.model.note:
             lines.append(self._config.model.note)
-        return "\n".join([engine.explain(), *lines])
+        if others:
+            planned = sum(other.plan is not None for other in others)
+            lines.append(f"other shapes: {planned} with a plan, {len(others) - planned} plain")
+        return "\n".join([own + engine.explain(), *lines])
 
     def for_feed(self, feed: Mapping[str, Any]) -> Engine:
         """Return the engine for a request's shapes.
@@ -419,8 +429,7 @@ class Engines:
         if graph.free_dimensions:
             return self.plain("no request has fixed the free dimensions yet")
         engine = self._selector.engine(graph, decision)
-        self._table.put(tuple(i.fixed_dimensions for i in graph.inputs), engine)
-        return engine
+        return self._table.put(tuple(i.fixed_dimensions for i in graph.inputs), engine)
 
     def _tuned_now(self, graph: Graph, feed: Mapping[str, Any]) -> Engine:
         """Return the engine for a request's shapes, tuned first if they are new."""
@@ -447,7 +456,10 @@ class Engines:
 
     def _select(self, graph: Graph, shapes: Shapes) -> Engine:
         if isinstance(self._config.plan, Plan):
-            return self.plain("the plan is for other shapes")
+            own = tuple(i.fixed_dimensions for i in graph.inputs)
+            if shapes == own:  # its engine was evicted, or lost the accelerator
+                return self._selector.engine(graph)
+            return self.plain(f"the plan is for other shapes, {self._named(own)}")
         given = {i.name: shape for i, shape in zip(graph.inputs, shapes, strict=True)}
         try:
             fixed = self._config.load(given, optimise=graph.optimised)
@@ -497,6 +509,10 @@ class Engines:
 
     def _new_diversion(self) -> Diversion:
         return Diversion(self._plain_sessions.one_thread, arena=self._config.has_arena)
+
+    def _named(self, shapes: Shapes) -> str:
+        """Return the shapes of all inputs, with their names."""
+        return format_shapes({info.name: shape for info, shape in zip(self._table.inputs, shapes, strict=True)})
 
     def _describe(self, description: ModelDescription) -> None:
         self.description = description

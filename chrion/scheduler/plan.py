@@ -199,10 +199,10 @@ class Plan:
         if self.digest == graph.digest:
             self._check_segments(graph)
             return graph
-        hint = "make a plan with: chrion partition"
+        hint = ""
         if self.shapes and self.shapes != graph.shapes:
             difference = f"the plan is for {format_shapes(self.shapes)}, not {format_shapes(graph.shapes)}"
-            hint = f"give the plan's shapes, {_shape_options(self.shapes)}, or {hint}"
+            hint = f"give the plan's shapes, {_shape_options(self.shapes)}, or "
         elif len(self.operators) != len(graph.dag):
             difference = f"the plan has {len(self.operators)} operators, the model {len(graph.dag)} after optimisation"
         else:
@@ -213,7 +213,12 @@ class Plan:
                 if other
                 else "operators of the same names have different shapes or attributes"
             )
-        raise PlanError(f"plan of {self.model!r} does not fit model {graph.name!r}: {difference}", hint=hint)
+        raise self.misfit(graph.name, difference, hint)
+
+    def misfit(self, model: str, difference: str, hint: str = "") -> PlanError:
+        """Return the error that the plan is not for a model, with what differs and what to do beside a new plan."""
+        message = f"plan of {self.model!r} does not fit model {model!r}: {difference}"
+        return PlanError(message, hint=f"{hint}make a plan with: chrion partition")
 
     def rewritten(self, graph: Graph) -> Graph:
         """Return a graph, perhaps of other shapes, with operators changed as planned.
@@ -236,10 +241,7 @@ class Plan:
                 index = {name: i for i, name in enumerate(graph.dag.names)}
                 graph = merge_operators(graph, [[index[name] for name in group] for group in self.merged])
         except (KeyError, ModelError) as error:
-            raise PlanError(
-                f"plan of {self.model!r} does not fit model {graph.name!r}: cannot rewrite operators: {error}",
-                hint="make a plan with: chrion partition",
-            ) from error
+            raise self.misfit(graph.name, f"cannot rewrite operators: {error}") from error
         return graph
 
     def _check_segments(self, graph: Graph) -> None:

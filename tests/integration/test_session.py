@@ -331,6 +331,45 @@ def test_free_dimensions_are_fixed_by_shapes() -> None:
             assert_same_as_plain(session, free(), {"x": X})
 
 
+def test_a_plan_of_another_model_is_refused_if_the_model_has_free_dimensions() -> None:
+    """It is refused when the session is created, whether the plan has no shapes or shapes of other inputs."""
+    fixed = load(branches())
+    other = make_model([node("Relu", ["z"], ["y"])], [value("z", FLOAT, ["n", 4])], [value("y", FLOAT, ["n", 4])])
+    shaped = load(other, {"n": 2})
+    for plan, difference in (
+        (fixed_plan(fixed, alternating_lanes(fixed)), r"free dimensions that the plan does not fix: x\[batch x 4\]"),
+        (fixed_plan(shaped, [1]), "no input or free dimension 'n'"),
+    ):
+        for strict in (False, True):
+            with pytest.raises(PlanError, match=f"does not fit model .*{difference}"):
+                HybridSession(free(), plan=plan, strict=strict)
+
+
+@on_lanes
+def test_a_given_plan_serves_its_shapes_again_after_its_engine_was_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only requests of other shapes run plain for that reason, and explanations name the shapes."""
+    monkeypatch.setattr("chrion.runtime.engine_table._MAX_SHAPES", 1)
+    graph = load(free(), {"batch": 2})
+    with HybridSession(free(), plan=fixed_plan(graph, alternating_lanes(graph))) as session:
+        for batch in (3, 2, 3):
+            assert_same_as_plain(session, free(), {"x": np.ones((batch, 4), np.float32)})
+            assert (session.plan is None) == (batch == 3)
+            assert ("the plan is for other shapes, x=2x4" in session.explain()) == (batch == 3)
+
+
+@on_lanes
+def test_explanations_name_the_shapes_if_several_have_engines() -> None:
+    """The first line begins with the shapes of the last request; the last one counts the other engines."""
+    graph = load(free(), {"batch": 2})
+    with HybridSession(free(), plan=fixed_plan(graph, alternating_lanes(graph))) as session:
+        assert not session.explain().startswith("x=")
+        for batch, others in ((3, "1 with a plan, 0 plain"), (2, "0 with a plan, 1 plain")):
+            assert_same_as_plain(session, free(), {"x": np.ones((batch, 4), np.float32)})
+            lines = session.explain().splitlines()
+            assert lines[0].startswith(f"x={batch}x4: ")
+            assert lines[-1] == f"other shapes: {others}"
+
+
 @invented
 def test_an_input_without_any_shape() -> None:
     """The rank of the input may differ from request to request."""

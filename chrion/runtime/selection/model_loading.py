@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from chrion.errors import InputError, SpaceError, UnsafeModelError
+from chrion.errors import InputError, ShapeError, SpaceError, UnsafeModelError
 from chrion.graph.model import Graph
 from chrion.graph.optimise import original_name
 from chrion.graph.reading import read_model
 from chrion.machine.allocator import trim
+from chrion.runtime.execution.engine import input_obstacle
 from chrion.runtime.options.session_options import hidden_reason, session_reason
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.selector import why_plain
@@ -26,6 +27,7 @@ def load_to_cut(config: SessionConfig, graph: Graph | None = None) -> tuple[Grap
         The graph and an empty text; or None and the reason why the model runs plain.
 
     Raises:
+        PlanError: The caller gave a plan for another model.
         InputError: The caller gave a plan, and the model cannot be loaded for it.
         SpaceError: The same, since a disk is full.
         UnsafeModelError: The model names files outside of its folder, or its trees would end the process. If session
@@ -34,8 +36,10 @@ def load_to_cut(config: SessionConfig, graph: Graph | None = None) -> tuple[Grap
     if reason := session_reason(config.options, config.rest):
         return None, reason
     try:
-        if graph is None:
-            graph = config.load(config.plan.shapes, optimise=True) if isinstance(config.plan, Plan) else config.load({})
+        if isinstance(config.plan, Plan):
+            graph = _load_planned(config, config.plan, graph)
+        elif graph is None:
+            graph = config.load({})
         reason = reason_of_options(config, graph)
     except Exception as error:
         planned = isinstance(config.plan, Plan) and isinstance(error, InputError | SpaceError)
@@ -45,6 +49,22 @@ def load_to_cut(config: SessionConfig, graph: Graph | None = None) -> tuple[Grap
     finally:
         trim()
     return (None, reason) if reason else (graph, "")
+
+
+def _load_planned(config: SessionConfig, plan: Plan, graph: Graph | None) -> Graph:
+    """Return the model with the shapes of a plan, which fix all free dimensions of the model that it was made of.
+
+    Raises:
+        PlanError: They do not: the plan is for another model.
+    """
+    try:
+        graph = graph or config.load(plan.shapes, optimise=True)
+    except ShapeError as error:
+        raise plan.misfit(config.name, error.message) from error
+    if graph.free_dimensions and not input_obstacle(graph.inputs):
+        free = ", ".join(graph.free_dimensions)
+        raise plan.misfit(graph.name, f"the model has free dimensions that the plan does not fix: {free}")
+    return graph
 
 
 def reason_of_options(config: SessionConfig, graph: Graph) -> str:
