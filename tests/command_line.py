@@ -46,12 +46,12 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def assert_refused(result: tuple[int, str, str], about: str) -> None:
-    """Assert exit code 2, nothing on stdout, and one line on stderr, which mentions a text, after those of steps."""
+    """Assert exit code 2, nothing on stdout, and one line on stderr, mentioning a text, after steps and warnings."""
     code, out, err = result
     lines = [line for line in err.splitlines() if line.strip()]
     assert (code, out) == (2, ""), err
     assert lines[-1].startswith("chrion: error: "), err
-    assert all(line.endswith(" ...") for line in lines[:-1]), err
+    assert all(line.endswith(" ...") or line.startswith("chrion: warning: ") for line in lines[:-1]), err
     assert about.lower() in lines[-1].lower()
 
 

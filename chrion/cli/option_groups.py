@@ -32,7 +32,7 @@ from chrion.cli.options import (
     StreamsOption,
     complete_policy,
 )
-from chrion.common.units import format_shape, parse_shape
+from chrion.common.units import format_shape, format_share, parse_shape
 from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import ModelError, OptionError, PlanError, ShapeError
@@ -232,7 +232,9 @@ class CostOptions:
         """
         require_shapes(graph)
         if self.profile is not None:
-            return self._stored_profile(self.profile)
+            stored = self._stored_profile(self.profile)
+            _warn_if_extrapolated(stored, graph)
+            return stored
         chosen = map(find_policy, policies)
         variants = [v for policy in chosen if isinstance(policy, SolutionPolicy) for v in policy.variants(graph)]
         if self.hardware is not None:
@@ -262,6 +264,19 @@ class CostOptions:
             hint = f"measure another one: chrion profile MODEL --precision {self.precision}"
             raise OptionError(f"--precision {self.precision}: {path} has costs in {loaded.precision}", hint=hint)
         return loaded
+
+
+def _warn_if_extrapolated(stored: Profile, graph: Graph) -> None:
+    """Print how much time is that of operators of which the profile has none that is comparable, and their types."""
+    if not stored.machine.hardware and (found := stored.extrapolated(graph.dag)):
+        costs = stored.costs(graph.dag)
+        total_ms = sum(map(costs.mean_ms, range(len(graph.dag))))
+        share = format_share(sum(map(costs.mean_ms, found)) / total_ms) if total_ms else "all"
+        types = ", ".join(sorted({graph.dag.op_types[i] for i in found}))
+        note(
+            f"warning: {share} of the predicted time is extrapolated, since the profile has no comparable {types}; "
+            "estimate it from datasheets instead, as with --hardware gtx-1080-ti+xeon-12"
+        )
 
 
 def _check_this_machine(cores: int | None, accelerator: str | None) -> None:

@@ -25,6 +25,8 @@ from chrion.profiler.widths import describe_fit, fit_errors, measured_widths, pl
 SCHEMA = "chrion.profile/1"
 #: A native kernel is used if it takes at most this share of the time of onnxruntime's (a choice, not measured).
 _NATIVE_SHARE = 0.97
+#: An estimate is extrapolated beyond this multiple of the most arithmetic that was measured for a type (a choice).
+_COMPARABLE = 10
 #: The largest time, size or number of operations in a file; with larger ones sums and fits overflow.
 _LARGEST = 2.0**63
 _FIGURES = ("handoff_ms", "dispatch_ms", "wake_ms", "base_memory_mb", "cache_bytes", "reload_ms_per_byte")
@@ -142,6 +144,16 @@ class Profile:
         if self.machine.hardware:
             return tuple(range(len(dag)))
         return tuple(i for i, signature in enumerate(dag.signatures) if signature not in self.operators)
+
+    def extrapolated(self, dag: Dag) -> tuple[int, ...]:
+        """Return the operators of a graph of which the profile has none of the type, or none of comparable work."""
+        largest: dict[str, float] = {}
+        for known in self.operators.values():
+            largest[known.op_type] = max(largest.get(known.op_type, 0.0), known.flops)
+        types, flops = dag.op_types, dag.flops
+        return tuple(
+            i for i in self.missing(dag) if types[i] not in largest or flops[i] > _COMPARABLE * largest[types[i]] > 0
+        )
 
     def unmeasured(self, dag: Dag) -> frozenset[str]:
         """Return the signatures of a graph that the profile lacks, except those of operators without arithmetic."""

@@ -139,6 +139,18 @@ def test_missing_signatures_are_estimated_from_their_type() -> None:
     assert math.isinf(costs.accelerator_ms[1])
 
 
+def test_estimates_without_comparable_measurements_are_extrapolated() -> None:
+    """They are of a type that was not measured, or of far more arithmetic than the largest one measured of the type."""
+    known = {"a": OperatorCost("LSTM", (1.0, 2.0), 0.5, flops=100.0), "b": OperatorCost("Concat", (2.0, 4.0), 1.0)}
+    dag = replace(
+        Dag.from_edges(5, []),
+        op_types=("LSTM", "LSTM", "LSTM", "Conv", "Concat"),
+        flops=(100.0, 200.0, 9600.0, 1.0, 1.0),
+        signatures=("a", "twice", "96 steps", "conv", "concat"),
+    )
+    assert replace(PROFILE, operators=known).extrapolated(dag) == (2, 3)
+
+
 #: The fingerprint follows from the machine, and files of the first release have no figures of caches.
 NOT_NEEDED = {"fingerprint", "plain", "wake_ms", "precision", "cache_bytes", "reload_ms_per_byte"}
 

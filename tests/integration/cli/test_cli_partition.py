@@ -291,6 +291,18 @@ def test_a_size_of_zero_is_said(cli: Chrion, tmp_path: Path) -> None:
         assert ("a size of 0 leaves x (0x4) without elements" in cli(*words)[2]) == said
 
 
+def test_estimates_without_comparable_measurements_are_warned_of(cli: Chrion, lstm: Path, tmp_path: Path) -> None:
+    """The paper's profile has single steps of LSTMs only: layers of many steps, and other types, are named."""
+    paper = ("--profile", "gtx1080ti-paper", "--force")
+    x, y = (value(name, FLOAT, (2, 4)) for name in "xy")
+    onnx.save(make_model([node("Relu", ["x"], ["y"])], [x], [y]), tmp_path / "relu.onnx")
+    assert cli("model", "lstm", "-o", "folded.onnx", "--layers", "2", "--chunk", "96")[0] == 0
+    for model, types in (("relu.onnx", "Relu"), ("folded.onnx", "LSTM, Squeeze")):
+        warning = f"100 % of the predicted time is extrapolated, since the profile has no comparable {types};"
+        assert warning in " ".join(cli("partition", model, *paper)[2].split())
+    assert "extrapolated" not in cli("partition", str(lstm), *paper)[2]
+
+
 def test_a_price_without_effect_names_the_fixed_memory(cli: Chrion, lstm: Path) -> None:
     """If alpha prices resident memory in vain, the reason has the part that no placement changes."""
     words = ("partition", str(lstm), "--profile", "gtx1080ti-paper", "--alpha", "0.001", "--memory", "resident")
