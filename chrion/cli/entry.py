@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 from chrion.cli.exit_codes import FAILED, INTERRUPTED
@@ -20,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         arguments: The words after ``chrion``; None for those of ``sys.argv``.
     """
     _replace_closed_streams()
+    _format_own_warnings()
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -70,6 +73,20 @@ def _run(arguments: Sequence[str] | None) -> int:
         require_onnxruntime()
         from chrion.cli.app import run  # noqa: PLC0415 - takes a second, during which Ctrl-C has to be handled
     return run(arguments)
+
+
+def _format_own_warnings() -> None:
+    """Print warnings of Chrion, which imports raise before its log has a handler, as commands print theirs."""
+    usual, own = warnings.formatwarning, str(Path(__file__).parents[1])
+
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if category is RuntimeWarning and filename.startswith(own):
+            return f"chrion: warning: {message}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatted
 
 
 @contextlib.contextmanager
