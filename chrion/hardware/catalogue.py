@@ -171,4 +171,4 @@ def _known_hint() -> str:
         kind: ", ".join(name for name, part in known_parts().items() if isinstance(part, part_type))
         for kind, part_type in kinds.items()
     }
-    return "; ".join(f"{kind}: {text}" for kind, text in names.items())
+    return "; ".join([*(f"{kind}: {text}" for kind, text in names.items()), "or a TOML file of your own: PART.toml"])
