@@ -1,12 +1,14 @@
 """Fitted scikit-learn pipelines as ONNX models, by skl2onnx; what it cannot convert today is mended.
 
 HistGradientBoosting, KBinsDiscretizer, Normalizer, QuantileTransformer and SplineTransformer have converters of Chrion
-(:mod:`chrion.pipelines.histograms`, :mod:`chrion.pipelines.transformers`).
+(:mod:`chrion.pipelines.histograms`, :mod:`chrion.pipelines.transformers`); those of LightGBM and XGBoost are in
+onnxmltools.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -37,6 +39,17 @@ _CONVERTERS: dict[str, Callable[[Any, Any, Any], None]] = {
 }
 
 
+#: The options of their converters for classifiers, and the values of these.
+_CLASSIFIER_OPTIONS = {"zipmap": [True, False, "columns"], "nocl": [True, False]}
+#: The estimators with a converter of onnxmltools: the module of the converter in it, and its name.
+_BOOSTED = {
+    "LGBMClassifier": ("lightgbm.operator_converters.LightGbm", "convert_lightgbm"),
+    "LGBMRegressor": ("lightgbm.operator_converters.LightGbm", "convert_lightgbm"),
+    "XGBClassifier": ("xgboost.operator_converters.XGBoost", "convert_xgboost"),
+    "XGBRegressor": ("xgboost.operator_converters.XGBoost", "convert_xgboost"),
+}
+
+
 def translate(pipeline: Any) -> onnx.ModelProto:
     """Return a fitted scikit-learn estimator or pipeline as an ONNX model.
 
@@ -49,8 +62,8 @@ def translate(pipeline: Any) -> onnx.ModelProto:
         A classifier has the outputs ``label`` and ``probabilities`` (``[rows, classes]``).
 
     Raises:
-        OptionError: scikit-learn or skl2onnx is not installed, the object is no fitted estimator, or a part of it
-            cannot be translated; the message names it.
+        OptionError: scikit-learn or skl2onnx is not installed, or onnxmltools for LightGBM and XGBoost; the object is
+            no fitted estimator, or a part of it cannot be translated; the message names it.
     """
     skl2onnx, base = _libraries()
     if not isinstance(pipeline, base.BaseEstimator):
@@ -71,14 +84,16 @@ def translate(pipeline: Any) -> onnx.ModelProto:
 
     each = [(name, kind(name, 1)) for name in columns]
     inputs = each if chooses else [(_ALL, kind(columns[0], len(columns)))]
+    _register_boosted(skl2onnx, pipeline)
     try:
         model = _converted(skl2onnx, _mended(pipeline), inputs, classifier=base.is_classifier(steps[-1]))
     except OptionError:
         raise
     except Exception as error:
+        follows = steps[1:] and type(steps[-1]).__name__ not in str(error)
         raise OptionError(
             f"{type(pipeline).__name__}: cannot be translated: {first_line(error)}",
-            hint="apply the steps up to it yourself, and translate the rest, as pipeline[1:]" if steps[1:] else "",
+            hint="apply the steps up to it yourself, and translate the rest, as pipeline[1:]" if follows else "",
         ) from error
     results = 2 if base.is_classifier(steps[-1]) else 1 if base.is_regressor(steps[-1]) else len(model.graph.output)
     del model.graph.output[:-results]  # leaves that a step encodes are an output, too
@@ -90,6 +105,29 @@ def translate(pipeline: Any) -> onnx.ModelProto:
         if dims and not dims[0].HasField("dim_value"):
             dims[0].dim_param = "rows"
     return model
+
+
+def _register_boosted(skl2onnx: Any, pipeline: Any) -> None:
+    """Register onnxmltools' converters for a pipeline's estimators of LightGBM and XGBoost, unless the caller has.
+
+    Raises:
+        OptionError: onnxmltools is not installed.
+    """
+    registered = importlib.import_module("skl2onnx._supported_operators").sklearn_operator_name_map
+    for kind in {type(part) for part in _parts(pipeline) if type(part).__name__ in _BOOSTED} - registered.keys():
+        name, shapes = kind.__name__, skl2onnx.common.shape_calculator
+        module, function = _BOOSTED[name]
+        try:
+            convert = getattr(importlib.import_module(f"onnxmltools.convert.{module}"), function)
+        except ImportError as error:
+            raise OptionError(
+                f"{name}: translation needs the package onnxmltools", hint="pip install onnxmltools"
+            ) from error
+        if name.endswith("Classifier"):
+            calculate, options = shapes.calculate_linear_classifier_output_shapes, _CLASSIFIER_OPTIONS
+        else:
+            calculate, options = shapes.calculate_linear_regressor_output_shapes, None
+        skl2onnx.update_registered_converter(kind, f"Onnxmltools{name}", calculate, convert, options=options)
 
 
 def _mended(pipeline: Any) -> Any:
@@ -166,6 +204,7 @@ def _libraries() -> tuple[Any, Any]:
     try:
         import skl2onnx  # noqa: PLC0415 - part of an extra
         import skl2onnx.common.data_types  # noqa: PLC0415 - part of an extra
+        import skl2onnx.common.shape_calculator  # noqa: PLC0415 - part of an extra
         from sklearn import base  # noqa: PLC0415 - part of an extra
     except ImportError as error:
         raise OptionError(

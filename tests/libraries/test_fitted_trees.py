@@ -7,6 +7,7 @@ installs. In other environments they are skipped.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -243,6 +244,38 @@ def test_what_follows_a_step_without_converter_is_translated() -> None:
         chrion.translate(pipeline)
     model, rows = chrion.translate(pipeline[1:]), np.sinh(x[:50])
     np.testing.assert_allclose(run(model, feeds_of(model, rows))[1], pipeline.predict_proba(x[:50]), atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["two", "four", "numbers"])
+@pytest.mark.parametrize(("package", "prefix"), [("lightgbm", "LGBM"), ("xgboost", "XGB")])
+def test_pipelines_that_end_in_boosted_trees_are_translated(package: str, prefix: str, task: str) -> None:
+    """The last step has the converter of onnxmltools, and results are those of the library."""
+    library = pytest.importorskip(package, reason=f"no {package} in this environment")
+    pytest.importorskip("onnxmltools", reason="no onnxmltools in this environment")
+    impute, pipelines = (importlib.import_module(f"sklearn.{name}") for name in ("impute", "pipeline"))
+    x, y = data(task, missing=True)
+    kind = getattr(library, prefix + ("Regressor" if task == "numbers" else "Classifier"))
+    pipeline = pipelines.make_pipeline(impute.SimpleImputer(strategy="median"), kind(n_estimators=8, max_depth=4)).fit(
+        x, y
+    )
+    model = chrion.translate(pipeline)
+    found = run(model, feeds_of(model, x[:200]))
+    if task == "numbers":
+        np.testing.assert_allclose(found[0][:, 0], pipeline.predict(x[:200]), rtol=1e-4, atol=1e-4)
+    else:
+        assert [info.name for info in model.graph.output] == ["label", "probabilities"]
+        np.testing.assert_array_equal(found[0], pipeline.predict(x[:200]))
+        np.testing.assert_allclose(found[1], pipeline.predict_proba(x[:200]), atol=1e-5)
+
+
+def test_boosted_trees_without_their_converters_name_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step and the command that installs onnxmltools are named."""
+    estimator, _ = fitted("lightgbm", "LGBMClassifier", "two", n_estimators=2)
+    monkeypatch.setattr("skl2onnx._supported_operators.sklearn_operator_name_map", {})
+    for name in ("onnxmltools", *(name for name in sys.modules if name.startswith("onnxmltools."))):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(OptionError, match=r"LGBMClassifier: .* needs .*onnxmltools \(pip install onnxmltools\)"):
+        chrion.translate(estimator)
 
 
 def test_refit_is_that_of_lightgbm() -> None:
