@@ -414,7 +414,15 @@ def _final(
     except ModelError:
         notes.append(ComparedModel(candidate.name, None, "failed: its model has other scores"))
         return None
-    return candidate
+    return _labelled(candidate, guard, notes)
+
+
+def _labelled(candidate: Candidate | None, guard: Guard, notes: list[ComparedModel]) -> Candidate | None:
+    """Return a candidate; None, and a note, if its labels do not follow its scores."""
+    if candidate is None or guard.has_own_labels(candidate):
+        return candidate
+    notes.append(ComparedModel(candidate.name, None, "failed: its labels are not those of its scores"))
+    return None
 
 
 def _preferred(guard: Guard, first: Candidate, more: Iterable[Candidate | None], soft: Candidate | None) -> Candidate:
@@ -474,7 +482,8 @@ def _decide(
     """Return the preferred candidate, the report, which says whether it is adopted, and the guard."""
     rows, guard = tuning.rows, Guard(tuning.rows, tuning.original, shares, seed, trials)
     notes = [*tuning.notes]
-    plain = tuning.tuned.moved(shares, rows) if tuning.tuned and shares else tuning.tuned
+    guard.scores(tuning.original)  # a model with other ones is refused, not its candidates
+    plain = _labelled(tuning.tuned.moved(shares, rows) if tuning.tuned and shares else tuning.tuned, guard, notes)
     optional = (tuning.grown, tuning.hard, tuning.soft, tuning.softened)
     grown, hard, soft, softened = (_final(own, guard, rows, shares, notes) for own in optional)
     chosen = _preferred(guard, plain or tuning.original, (grown, hard), soft)

@@ -21,8 +21,8 @@ from chrion.pipelines.rows import Rows
 _SAME = 1e-3
 #: The loss of AUC by which an order of scores is still the same: float32 makes scores equal near 0 and 1.
 _SAME_ORDER = 1e-4
-
-
+#: The share of rows by which labels may follow scores less often than before.
+_OTHER_LABELS = 1e-3
 #: The measurements of a latency, of which the median counts.
 _REPEATS = 15
 
@@ -88,6 +88,7 @@ class Guard:
         self.weights = None if shares is None else shares.weights(self._y)
         self._scores: dict[int, tuple[Candidate, Array]] = {}
         self._original = original
+        self._labels: Array | None = None
         classes = rows.pipeline.classes
         self.shift = prior_shift(rows.y[: rows.held.start], self._y, classes) if classes else None
 
@@ -106,6 +107,12 @@ class Guard:
                 raise ModelError(f"{name}: what follows its trees changes their scores, which is not supported")
             self._scores[id(candidate)] = candidate, found
         return self._scores[id(candidate)][1]
+
+    def has_own_labels(self, candidate: Candidate) -> bool:
+        """Return whether labels are those of the largest scores as often as in the original."""
+        if self._labels is None:
+            self._labels = self._rows.held_labels()
+        return bool((self._rows.held_labels(candidate.model) >= self._labels - _OTHER_LABELS).all())
 
     def measure(self, candidate: Candidate) -> Measures:
         """Return the measures of a candidate."""

@@ -16,7 +16,7 @@ from chrion.errors import DataError, ModelError
 from chrion.graph.model import TensorInfo
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.reading import read_model, serialise
-from chrion.graph.rewrite import RewriteError, refusals_of
+from chrion.graph.rewrite import RewriteError, needed_nodes, refusals_of
 from chrion.graph.trees import TreeEnsemble, is_tree_ensemble, read_ensemble, write_ensemble
 from chrion.pipelines import leaves
 from chrion.pipelines.leaves import Loss
@@ -28,6 +28,8 @@ Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]
 #: The largest number of leaves: their numbers are passed as float32.
 _MOST_LEAVES = 1 << 24
+#: How far apart equal scores may be.
+_TIE = 1e-6
 #: The name of the value that holds the leaves.
 _LEAVES = "chrion/leaves"
 
@@ -268,6 +270,35 @@ class Pipeline:
         """
         session = self.session if model is None else _open(model, self.name)
         return lambda feeds: self._as_scores(self.run(session, feeds))
+
+    def label_runner(self, model: onnx.ModelProto | None = None) -> Callable[[Feeds], Array]:
+        """Return a function that returns whether labels have the largest scores, [rows, outputs that may be labels].
+
+        Args:
+            model: A model in place of this one.
+        """
+        session = self.session if model is None else _open(model, self.name)
+        numbers, own = {label: at for at, label in enumerate(self.labels or ())}, (model or self.proto).graph
+        computed = [
+            at
+            for at, info in enumerate(session.get_outputs()[:-1])
+            if numbers
+            and info.type.startswith(("tensor(int", "tensor(uint", "tensor(bool", "tensor(string"))
+            and not MOVES.issuperset(node.op_type for node in needed_nodes(own.node, [info.name]))
+        ]
+
+        def run(feeds: Feeds) -> Array:
+            outputs = self.run(session, feeds)
+            scores = self._as_scores(outputs)
+            found = np.zeros((len(scores), len(computed)), bool)
+            for column, at in enumerate(computed):
+                if outputs[at].size == len(scores):
+                    classes = np.array([numbers.get(label, -1) for label in outputs[at].ravel().tolist()])
+                    reached = scores[np.arange(len(scores)), classes] >= scores.max(axis=1) - _TIE
+                    found[:, column] = reached & (classes >= 0)
+            return found
+
+        return run
 
     def _as_scores(self, outputs: Sequence[Any]) -> Array:
         last = outputs[-1]

@@ -173,7 +173,15 @@ class Rows:
 
     def held_scores(self, model: onnx.ModelProto | None = None) -> Array:
         """Return what a model returns for the held-out rows."""
-        run, at, parts = self.pipeline.score_runner(model), 0, []
+        return self._held(self.pipeline.score_runner(model))
+
+    def held_labels(self, model: onnx.ModelProto | None = None) -> Array:
+        """Return the share of the held-out rows whose label has the largest score, for each output of labels."""
+        found: Array = self._held(self.pipeline.label_runner(model)).mean(axis=0)
+        return found
+
+    def _held(self, run: Callable[[Feeds], Array]) -> Array:
+        at, parts = 0, []
         for feeds in self.feeds():
             size = len(next(iter(feeds.values())))
             if at + size > self.held.start:

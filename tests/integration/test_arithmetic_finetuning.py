@@ -315,3 +315,50 @@ def test_the_command_tunes_linear_models(cli: Chrion, tmp_path: Path) -> None:
     first = (tmp_path / "better.onnx").read_bytes()
     assert cli(*words, "--soft", "--checkpoint", "state.npz", "--force")[0] == 0
     assert (tmp_path / "better.onnx").read_bytes() == first
+
+
+#: A calibrated classifier: its label is of the decision value (ML.NET), or of weights of its own.
+DECIDED = {
+    "a calibration": "a = MatMul(x, w) b = Add(a, c) g = Greater(b, zero) l = Cast<to=7>(g) e = Mul(b, one) "
+    "f = Add(e, c2) p = Sigmoid(f)",
+    "copied weights": "a = MatMul(x, w) b = Add(a, c) p = Sigmoid(b) d = MatMul(x, w2) e = Add(d, c2) "
+    "g = Greater(e, zero) l = Cast<to=7>(g)",
+    "the score": "a = MatMul(x, w) b = Add(a, c) p = Sigmoid(b) g = Greater(b, zero) l = Cast<to=7>(g)",
+}
+
+
+def parsed(body: str, outputs: str = "float[N, 1] p", **weights: Any) -> onnx.ModelProto:
+    """Return a model of four features."""
+    head = '<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]>'
+    model = onnx.parser.parse_model(f"{head} g (float[N, 4] x) => ({outputs}) {{ {body} }}")
+    for name, value in weights.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+    return model
+
+
+SLOPES = np.array([[1], [-1], [0.5], [0]], np.float32)
+NONE_ADDED, ZERO, HALF = np.zeros(1, np.float32), np.float32([0]), np.float32([0.5])
+
+
+def four(seed: int = 1, rows: int = 2500, *, kind: str = "classes", slope: float = 1.0, shift: float = 0.0) -> Any:
+    """Return rows of four features, of which the last one counts for the target only."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, 4)).astype(np.float32)
+    score = x @ SLOPES[:, 0] + slope * x[:, 3] + shift
+    y = (rng.random(rows) < 1 / (1 + np.exp(-score))).astype(int) if kind == "classes" else score
+    return pa.table({**{f"f{at}": own for at, own in enumerate(x.T)}, "y": y})
+
+
+@pytest.mark.parametrize("kind", DECIDED)
+def test_labels_follow_scores(kind: str) -> None:
+    """A network whose labels have stayed behind is refused; one whose labels follow is adopted."""
+    model = parsed(DECIDED[kind], "int64[N, 1] l, float[N, 1] p", w=SLOPES, c=NONE_ADDED, w2=SLOPES, c2=NONE_ADDED,
+                   zero=ZERO, one=np.float32([[1]]))  # fmt: skip
+    rows = four(shift=-1.5)
+    tuned, report = chrion.finetune(model, rows, level="L2")
+    x = np.stack([rows[f"f{at}"].to_numpy() for at in range(4)], axis=1)
+    labels, scores_ = run(tuned, {"x": x})
+    assert np.mean(labels == (scores_ > 0.5)) > 0.999
+    notes = {own.name: own.note for own in report.compared}
+    assert report.adopted == (kind == "the score"), report.reason
+    assert report.adopted or notes["soft"] == "failed: its labels are not those of its scores"
