@@ -94,6 +94,8 @@ class Pipeline:
             RewriteError: It cannot be fine-tuned.
         """
         ensemble = _with_one_score(read_ensemble(self.node, self._dtype()))
+        if ensemble.aggregate not in {"SUM", "AVERAGE"}:
+            raise RewriteError(f"has the aggregate {ensemble.aggregate}, which leaves cannot be fitted for", self.node)
         try:
             tail = tail_after(self.proto, self.node.output[0]) if ensemble.labels is None else None
         except RewriteError:
@@ -393,8 +395,6 @@ def _loss(ensemble: TreeEnsemble, node: onnx.NodeProto) -> Loss:
     Raises:
         RewriteError: There is none.
     """
-    if ensemble.aggregate not in {"SUM", "AVERAGE"}:
-        raise RewriteError(f"has the aggregate {ensemble.aggregate}, which leaves cannot be fitted for", node)
     scored = len(np.unique(ensemble.entry_targets))
     if ensemble.labels is None:
         if ensemble.targets > 1:

@@ -362,3 +362,12 @@ def test_labels_follow_scores(kind: str) -> None:
     notes = {own.name: own.note for own in report.compared}
     assert report.adopted == (kind == "the score"), report.reason
     assert report.adopted or notes["soft"] == "failed: its labels are not those of its scores"
+
+
+@pytest.mark.parametrize("aggregate", ["MIN", "MAX"])
+def test_trees_that_are_not_added_are_refused(aggregate: str) -> None:
+    """Also before operators, since their network would add them."""
+    model = with_leaves(MACHINE)
+    next(own for own in model.graph.node[0].attribute if own.name == "aggregate_function").s = aggregate.encode()
+    with pytest.raises(ModelError, match=f"TreeEnsembleRegressor 'trees' has the aggregate {aggregate}, which leaves"):
+        Pipeline(model)
