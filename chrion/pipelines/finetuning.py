@@ -29,7 +29,7 @@ import numpy as np
 import onnx
 
 from chrion.common.wrong_values import wrong_value
-from chrion.errors import ModelError, OptionError
+from chrion.errors import DataError, ModelError, OptionError
 from chrion.graph.rewrite import refusals_of
 from chrion.graph.trees import TreeEnsemble, joined
 from chrion.pipelines import leaves
@@ -44,6 +44,7 @@ from chrion.pipelines.report import ComparedModel, FinetuningReport
 from chrion.pipelines.rows import EncoderTables, Given, Rows, UpdatedTables
 from chrion.pipelines.soft import LEVELS, SoftOptions, SoftPipeline, Start, as_soft, tune_soft
 from chrion.pipelines.table import Table
+from chrion.pipelines.tail import arithmetic_refusals
 
 #: The ridges to choose from, in rows: leaves in which fewer rows fall move less than half of the way.
 _RIDGES = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)
@@ -373,12 +374,18 @@ def _as_it_is(rows: Rows) -> Candidate:
     """Return the original with what it returns as raw scores.
 
     Raises:
+        DataError: It returns no number for a row.
         ModelError: It returns no probabilities, or several numbers a row.
     """
     pipeline = rows.pipeline
-    feeds = next(iter(rows.feeds()))
-    scores, count = pipeline.score_runner()(feeds), len(next(iter(feeds.values())))
-    classes = pipeline.classes
+    run, classes = pipeline.score_runner(), pipeline.classes
+    with refusals_of(pipeline.name), arithmetic_refusals():
+        scores, count = np.concatenate([run(feeds) for feeds in rows.feeds()]), len(rows.y)
+    if np.isnan(scores).any():
+        raise DataError(
+            f"{rows.tables[0].name}: the features have missing values, which a linear model has no scores for",
+            hint="leave their rows out, or add an imputer to the pipeline",
+        )
     if scores.shape != ((count, classes) if classes else (count,)):
         raise ModelError(f"{pipeline.name}: fine-tuning needs a score for each class, or a number for each row")
     if classes and not (scores.min() >= 0 and (np.abs(scores.sum(axis=1) - 1) < _SUM).all()):

@@ -101,8 +101,7 @@ class Guard:
         if id(candidate) not in self._scores:
             expected = candidate.predict(candidate.raw(self._rows.held) + candidate.constants)
             found = self._rows.held_scores(candidate.model)
-            largest = _SAME * max(1.0, np.abs(expected).max())
-            if found.shape != expected.shape or not (np.abs(found - expected) <= largest).all():
+            if not are_same(found, expected):
                 name = self._rows.pipeline.name
                 raise ModelError(f"{name}: what follows its trees changes their scores, which is not supported")
             self._scores[id(candidate)] = candidate, found
@@ -190,6 +189,12 @@ class Guard:
             < measure(old[half], self._y[half], weights[half]).loss
             for half in (slice(0, middle), slice(middle, None))
         )
+
+
+def are_same(found: Array, expected: Array) -> bool:
+    """Return whether scores are those that are expected, except for rounding."""
+    largest = _SAME * max(1.0, np.abs(expected).max())
+    return found.shape == expected.shape and bool((np.abs(found - expected) <= largest).all())
 
 
 def _timed(run: Callable[[Feeds], Array], feeds: Feeds) -> float:

@@ -273,6 +273,15 @@ class Pipeline:
         session = self.session if model is None else _open(model, self.name)
         return lambda feeds: self._as_scores(self.run(session, feeds))
 
+    def tail_values(self, feeds: Feeds) -> dict[str, Array]:
+        """Return what the operators after the features or the ensemble compute, by name."""
+        changed, names = onnx.ModelProto(), [node.output[-1] for node in self.tail.nodes] if self.tail else []
+        changed.CopyFrom(self.proto)
+        del changed.graph.output[:]
+        for name in names:
+            changed.graph.output.add().name = name
+        return dict(zip(names, self.run(_open(changed, self.name), feeds), strict=True))
+
     def label_runner(self, model: onnx.ModelProto | None = None) -> Callable[[Feeds], Array]:
         """Return a function that returns whether labels have the largest scores, [rows, outputs that may be labels].
 

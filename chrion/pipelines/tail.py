@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,13 +12,26 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from chrion.graph.rewrite import RewriteError, needed_nodes, producers
+from chrion.errors import ChrionError
+from chrion.graph.ort_sessions import first_line
+from chrion.graph.rewrite import RewriteError, bodies_of, needed_nodes, producers
 from chrion.pipelines.operators import WEIGHTS, applied, attributes, is_differentiable
 
 Array = np.ndarray[Any, Any]
 #: Operators that leave the scores as they are.
 MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _LABELS = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
+
+
+@contextmanager
+def arithmetic_refusals() -> Iterator[None]:
+    """Refuse operators that have no function for their inputs, or attributes that cannot be read."""
+    try:
+        yield
+    except ChrionError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RewriteError(f"cannot be differentiated: {first_line(error)}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +44,7 @@ class Tail:
         nodes: The operators in their order.
         constants: What they read beside the source and each other, attributes with weights included, by name.
         labels: The classes; None if the scores are numbers.
+        shared: The constants that other operators of the model read, too.
     """
 
     source: str
@@ -37,14 +52,15 @@ class Tail:
     nodes: Sequence[onnx.NodeProto]
     constants: Mapping[str, Array]
     labels: tuple[Any, ...] | None
+    shared: frozenset[str] = frozenset()
 
     @cached_property
     def weights(self) -> Mapping[str, Array]:
-        """The constants that are weights of a model: exponents, bounds and factors such as 0.5 are not."""
+        """The constants that are weights of these operators alone, which exponents, bounds and scalar factors are not."""
         read = [(node, at, name) for node in self.nodes for at, name in enumerate(self.inputs(node))]
         read = [own for own in read if own[2] in self.constants]
         others = {name for node, at, name in read if not _is_weight(node, at, self.constants[name])}
-        return {name: self.constants[name] for _, _, name in read if name not in others}
+        return {name: self.constants[name] for _, _, name in read if name not in others | self.shared}
 
     @cached_property
     def mirrored(self) -> frozenset[str]:
@@ -102,6 +118,7 @@ class Tail:
         return changed
 
 
+@arithmetic_refusals()
 def find_tail(model: onnx.ModelProto, is_table: Callable[[str], bool]) -> Tail:
     """Return the operators after the earliest table of features that the scores depend on alone.
 
@@ -136,6 +153,7 @@ def find_tail(model: onnx.ModelProto, is_table: Callable[[str], bool]) -> Tail:
     )
 
 
+@arithmetic_refusals()
 def tail_after(model: onnx.ModelProto, source: str) -> Tail:
     """Return the operators from a value to the scores.
 
@@ -152,7 +170,15 @@ def tail_after(model: onnx.ModelProto, source: str) -> Tail:
     if {name for node in nodes for name in node.input} - made - fixed - {""}:
         raise RewriteError(f"scores depend on more than {source!r}")
     inner = tuple(node for node in nodes if node.op_type != "Constant")
-    return Tail(source, result, inner, _constants(graph, inner), _labels(graph, result))
+    shared = _read_outside(graph.node, {name for node in nodes for name in node.output})
+    return Tail(source, result, inner, _constants(graph, inner), _labels(graph, result), shared)
+
+
+def _read_outside(nodes: Iterable[onnx.NodeProto], made: Collection[str]) -> frozenset[str]:
+    """Return the values that operators read, also in their bodies, except for those that make some values."""
+    others = [node for node in nodes if not {*node.output} & {*made}]
+    inner = (_read_outside(body.node, ()) for node in others for body in bodies_of(node))
+    return frozenset(name for node in others for name in node.input).union(*inner)
 
 
 def _is_weight(node: onnx.NodeProto, at: int, value: Array) -> bool:
@@ -189,7 +215,8 @@ def _constants(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> dict[
     for node in nodes:
         given = attributes(node)
         for attribute, name in _weight_names(node):
-            missing = [0.0] * len(given.get("classlabels_ints") or given.get("classlabels_strings") or [0.0])
+            labels = given.get("classlabels_ints") or given.get("classlabels_strings") or ()
+            missing = [0.0] * (len(labels) or given.get("targets", 1))
             found[name] = np.array(given.get(attribute, [1.0] if attribute == "scale" else missing), np.float32)
     return found
 

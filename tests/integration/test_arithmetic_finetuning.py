@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 import chrion
-from chrion.errors import ModelError, OptionError
+from chrion.errors import DataError, ModelError, OptionError
 from chrion.graph.trees import write_ensemble
 from chrion.pipelines.pipeline import Pipeline
 from chrion.pipelines.rows import Rows
@@ -327,9 +327,9 @@ DECIDED = {
 }
 
 
-def parsed(body: str, outputs: str = "float[N, 1] p", **weights: Any) -> onnx.ModelProto:
+def parsed(body: str, outputs: str = "float[N, 1] p", opset: int = 18, **weights: Any) -> onnx.ModelProto:
     """Return a model of four features."""
-    head = '<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]>'
+    head = f'<ir_version: 8, opset_import: ["": {opset}, "ai.onnx.ml": 3]>'
     model = onnx.parser.parse_model(f"{head} g (float[N, 4] x) => ({outputs}) {{ {body} }}")
     for name, value in weights.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
@@ -371,3 +371,62 @@ def test_trees_that_are_not_added_are_refused(aggregate: str) -> None:
     next(own for own in model.graph.node[0].attribute if own.name == "aggregate_function").s = aggregate.encode()
     with pytest.raises(ModelError, match=f"TreeEnsembleRegressor 'trees' has the aggregate {aggregate}, which leaves"):
         Pipeline(model)
+
+
+#: Ordinary ends of models; ``v`` is a vector, ``w`` a column.
+ENDS = {
+    "a vector": ("a = MatMul(x, v) b = Add(a, c) p = Identity(b)", "float[N] p"),
+    "squeezed": ("a = MatMul(x, w) b = Add(a, c) p = Squeeze(b, axis)", "float[N] p"),
+    "a sigmoid of a vector": ("a = MatMul(x, v) b = Add(a, c) p = Sigmoid(b)", "float[N] p"),
+    "a squeezed sigmoid": ("a = MatMul(x, w) b = Add(a, c) d = Sigmoid(b) p = Squeeze(d, axis)", "float[N] p"),
+    "a sigmoid of squeezed": ("a = MatMul(x, w) b = Add(a, c) d = Squeeze(b, axis) p = Sigmoid(d)", "float[N] p"),
+    "a flat sigmoid": ("a = MatMul(x, w) b = Add(a, c) d = Sigmoid(b) p = Flatten(d)", "float[N, 1] p"),
+    "a reshaped sigmoid": ("a = MatMul(x, w) b = Add(a, c) d = Sigmoid(b) p = Reshape(d, flat)", "float[N] p"),
+    "a cast sigmoid": ("a = MatMul(x, w) b = Sigmoid(a) d = Identity(b) p = Cast<to=11>(d)", "double[N, 1] p"),
+    "two targets": (
+        "a = ai.onnx.ml.LinearRegressor<targets=2, coefficients=[0.5, 1.0, 0.0, 0.3, 0.1, 0.2, 0.3, 0.4]>(x) "
+        "p = Softmax(a)",
+        "float[N, 2] p"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_ordinary_ends_of_models(kind: str) -> None:
+    """Vectors, and probabilities of one class that are moved or cast, are those of onnxruntime, also if tuned."""
+    body, outputs = ENDS[kind]
+    model = parsed(body, outputs, v=SLOPES[:, 0], w=SLOPES, c=HALF, axis=np.array([1]), flat=np.array([-1]))
+    numbers = kind in {"a vector", "squeezed"}
+    rows, own = soft(model, four(rows=800, kind="numbers" if numbers else "classes"))
+    assert rows.pipeline.classes == (0 if numbers else 2)
+    np.testing.assert_allclose(own.predict(own.raw(rows.held)), scores(rows, model), atol=2e-5)
+    moved = trained(own, 1, 0.3)
+    expected = moved.predict(moved.raw(rows.held))
+    np.testing.assert_allclose(scores(rows, moved.exported(np.zeros(1))), expected, atol=2e-5)
+    assert np.abs(expected - scores(rows, model)).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("body", "opset", "about"),
+    [
+        ("a = MatMul(x, w) b = Sigmoid(a) p = Slice(b, begin, end, , step)", 18, "g: cannot be differentiated: "),
+        ("a = MatMul(x, w3) b = Unsqueeze<axes=[2]>(a) d = Softmax(b) e = Squeeze<axes=[2]>(d) p = MatMul(e, w1)", 11,
+         "g: Softmax '.*' has other results when it is differentiated"),
+    ],
+)  # fmt: skip
+def test_what_differs_from_onnxruntime_is_refused(body: str, opset: int, about: str) -> None:
+    """Before the training, in one line; no exception of Python or JAX is seen."""
+    w3 = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    model = parsed(body, opset=opset, w=SLOPES, w3=w3, w1=SLOPES[:3], begin=np.array([0, 0]),
+                   end=np.array([2**62, 4]), step=np.array([1, 1]))  # fmt: skip
+    with pytest.raises(ModelError, match=about) as refusal:
+        chrion.finetune(model, four(rows=800), level="L2")
+    assert "\n" not in str(refusal.value)
+
+
+def test_missing_features_of_a_linear_model() -> None:
+    """It has no scores for them, and the message speaks of the data."""
+    rows = four(rows=800)
+    first = np.where(np.arange(800) % 50 == 0, np.nan, rows["f0"].to_numpy()).astype(np.float32)
+    model = parsed("a = MatMul(x, w) p = Sigmoid(a)", w=SLOPES)
+    with pytest.raises(DataError, match="the features have missing values, which a linear model has no scores for"):
+        chrion.finetune(model, rows.set_column(0, "f0", pa.array(first)), level="L2")

@@ -101,3 +101,17 @@ def test_weights_are_told_from_constants_of_operators() -> None:
     for kind, constants, expected in cases:
         assert bool(tail_after(model_of(kind, {}, constants), "x").weights) == expected, kind
     assert [*tail_after(model_of("LinearRegressor", ONE, []), "x").weights] == ["y/coefficients", "y/intercepts"]
+
+
+def test_a_weight_that_other_operators_read_stays() -> None:
+    """A matrix that the features, a label or a body are made with is fixed; one of the scores alone is trained."""
+    body = "f = Mul(x, s) r = Round(f) a = Mul(r, s) b = Add(a, t) p = MatMul(b, w) l = Greater(p, u)"
+    head = '<ir_version: 8, opset_import: ["": 18]>'
+    model = onnx.parser.parse_model(f"{head} g (float[N, 4] x) => (bool[N, 3] l, float[N, 3] p) {{ {body} }}")
+    for name, value in {"s": ROW, "t": ROW, "u": W[0], "w": W}.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    assert [*tail_after(model, "r").weights] == ["t", "w"]
+    then = helper.make_graph([helper.make_node("Identity", ["t"], ["o"])], "then", [], [
+        helper.make_tensor_value_info("o", TensorProto.FLOAT, [4])])  # fmt: skip
+    model.graph.node.append(helper.make_node("If", ["c"], ["q"], then_branch=then, else_branch=then))
+    assert [*tail_after(model, "r").weights] == ["w"]

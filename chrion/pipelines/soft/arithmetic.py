@@ -19,7 +19,7 @@ from chrion.pipelines.leaves import SQUARED, Loss
 from chrion.pipelines.operators import attributes, linear
 from chrion.pipelines.soft.network import LEAST, Network, ScoreNetwork
 from chrion.pipelines.soft.soft_trees import SoftTrees, feature_scales
-from chrion.pipelines.tail import Tail
+from chrion.pipelines.tail import MOVES, Tail
 
 Array = np.ndarray[Any, Any]
 #: Operators whose results are probabilities, by what they are as the link of a linear classifier.
@@ -86,25 +86,31 @@ class ArithmeticNetwork(ScoreNetwork):
         values = self._tail.values(np_, weights, np_.asarray(source))
         if self._loss is SQUARED:
             return values[self._tail.result].reshape(len(source), -1)
-        return self._logarithms(values, self._tail.result)
+        return self._logarithms(values, self._tail.result, len(source))
 
-    def _logarithms(self, values: Mapping[str, Any], name: str) -> Any:
-        """Return the logarithms of probabilities, [rows, classes], up to a constant for each row."""
+    def _logarithms(self, values: Mapping[str, Any], name: str, rows: int) -> Any:
+        """Return the logarithms of probabilities, [rows, classes], up to a constant for each row.
+
+        A single column has the probabilities of the second of two classes.
+        """
         np_, node = self._jax.numpy, self._tail.producers.get(name)
-        if node is None:
-            return np_.log(np_.maximum(values[name], LEAST))
-        first, link = values[node.input[0]], _LINKS.get(node.op_type, "")
-        if node.op_type in {"Identity", "Cast", "Normalizer"}:
-            return self._logarithms(values, node.input[0])
-        if node.op_type == "LinearClassifier":
-            given = attributes(node)
-            first = linear(np_, given, *(values[own] for own in self._tail.inputs(node)))
-            link = given.get("post_transform", "")
-        if link == "SOFTMAX":
-            return first
+        first, link = None, ""
+        if node is not None:
+            if node.op_type in MOVES | {"Normalizer"}:
+                return self._logarithms(values, node.input[0], rows)
+            first, link = values[node.input[0]], _LINKS.get(node.op_type, "")
+            if node.op_type == "LinearClassifier":
+                given = attributes(node)
+                first = linear(np_, given, *(values[own] for own in self._tail.inputs(node)))
+                link = given.get("post_transform", "")
+        found = (first if link else values[name]).reshape(rows, -1)
+        one = found.shape[1] == 1
         if link == "LOGISTIC":
-            return -np_.logaddexp(0, -(np_.concatenate([-first, first], axis=1) if first.shape[1] == 1 else first))
-        return np_.log(np_.maximum(values[name], LEAST))
+            return -np_.logaddexp(0, -(np_.concatenate([-found, found], axis=1) if one else found))
+        if link == "SOFTMAX" and not one:
+            return found
+        found = values[name].reshape(rows, -1)
+        return np_.log(np_.maximum(np_.concatenate([1 - found, found], axis=1) if one else found, LEAST))
 
     def _units_from(self, x: Array) -> dict[str, Array]:
         """Return the unit of each weight."""

@@ -17,7 +17,9 @@ import onnx
 
 from chrion.common.version import __version__
 from chrion.graph.reading import serialise
+from chrion.graph.rewrite import RewriteError
 from chrion.graph.trees import TreeEnsemble
+from chrion.pipelines.guard import are_same
 from chrion.pipelines.leaves import SQUARED
 from chrion.pipelines.pipeline import Pipeline
 from chrion.pipelines.rows import Rows
@@ -28,8 +30,11 @@ from chrion.pipelines.soft.features import Features
 from chrion.pipelines.soft.network import Network, ScoreNetwork
 from chrion.pipelines.soft.soft_trees import Softness, SoftTrees, soften
 from chrion.pipelines.soft.training import Checkpoint, Trained, Training, TrainingOptions
+from chrion.pipelines.tail import Tail, arithmetic_refusals
 
 Array = np.ndarray[Any, Any]
+#: The rows that a network is compared with its pipeline on.
+_CHECKED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +166,35 @@ def as_soft(rows: Rows, start: Start, options: SoftOptions) -> SoftPipeline:
     dropout, unit = options.training.dropout, float(rows.y[rows.tuned].std()) or 1.0
     network: ScoreNetwork
     if pipeline.tail:
-        network = ArithmeticNetwork(pipeline.tail, trees, x[rows.tuned], pipeline.loss, unit, dropout)
+        with arithmetic_refusals():
+            network = ArithmeticNetwork(pipeline.tail, trees, x[rows.tuned], pipeline.loss, unit, dropout)
     elif trees:
         network = Network(trees, pipeline.loss, dropout)
-    return SoftPipeline(start.model, pipeline, trees, network, features, {})
+    soft = SoftPipeline(start.model, pipeline, trees, network, features, {})
+    if pipeline.tail:
+        _check(soft, pipeline.tail, rows, x)
+    return soft
+
+
+@arithmetic_refusals()
+def _check(soft: SoftPipeline, tail: Tail, rows: Rows, x: Array) -> None:
+    """Compare operators in JAX with onnxruntime on a few rows.
+
+    Raises:
+        RewriteError: They return other scores, unless trees before them do.
+    """
+    pipeline = soft.pipeline
+    feeds = {name: values[:_CHECKED] for name, values in next(iter(rows.feeds())).items()}
+    expected = pipeline.score_runner(soft.model)(feeds)
+    found = soft.predict(soft.raw(slice(0, len(expected))))
+    if soft.trees or are_same(found, expected):
+        return
+    ours, theirs = tail.values(np, {}, x[: len(expected)]), pipeline.tail_values(feeds)
+    for node in tail.nodes:
+        value = theirs[node.output[-1]]
+        if not are_same(ours[node.output[-1]], value):
+            raise RewriteError("has other results when it is differentiated", node)
+    raise RewriteError("cannot be differentiated: a network of it has other scores")
 
 
 def _softened(pipeline: Pipeline, x: Array, start: Start, softness: Softness) -> SoftTrees:
