@@ -39,13 +39,14 @@ def finetune(
         typer.Option(metavar="FILE", help="The rows that the model was fitted on, to compare with retraining."),
     ] = None,
     soft: Annotated[
-        bool, typer.Option("--soft", help="Return a differentiable network, which is slower, if it is better.")
+        bool,
+        typer.Option("--soft", help="Tune a differentiable network, which makes trees slower; linear models need it."),
     ] = False,
     level: Annotated[
         str | None,
         typer.Option(
             metavar="LEVEL",
-            help="What is tuned of the trees: L1, or with --soft L1 to L4.",
+            help="What is tuned: L1, the leaves of trees, or with --soft L1 to L4.",
             show_default="L1, or L2 with --soft",
         ),
     ] = None,
@@ -63,7 +64,7 @@ def finetune(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Adapt the trees of a pipeline to new rows, and write the model if it is proven better.
+    """Adapt the trees or linear models of a pipeline to new rows, and write the model if it is proven better.
 
     Tables of target encoders are updated, and the leaves of the tree ensemble are fitted anew. The tuned model is
     written only if it is better than the original on held-out rows in both measures, by intervals that exclude zero.
@@ -148,11 +149,12 @@ def _shares(text: str) -> float | dict[str | int, float]:
 def _parts(report: FinetuningReport) -> str:
     tables = sum(prior is not None for prior in report.priors)
     kind = "thresholds" if report.cost is None else "a network"
+    trained = report.level != "L1" and (report.adopted or report.cost)
     parts = [
         format_count(tables, "table") if tables else "",
         "leaves" if report.ridge is not None else "",
         format_count(report.trees, "new tree") if report.trees else "",
-        f"{kind} ({report.level}, {format_count(report.epochs, 'epoch')})" if report.level != "L1" else "",
+        f"{kind} ({report.level}, {format_count(report.epochs, 'epoch')})" if trained else "",
     ]
     return ", ".join(filter(None, parts)) or "nothing"
 

@@ -74,7 +74,7 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[onnx.ModelProto, FinetuningReport]:
-    """Adapt a pipeline to new rows: the tables of its target encoders, and its trees.
+    """Adapt a pipeline to new rows: the tables of its target encoders, its trees, and its linear models.
 
     A keyboard interrupt ends the tuning, and the best model until then is compared with the original. One during this
     comparison repeats it without earlier times, and one during that with other methods ends that.
@@ -210,6 +210,7 @@ class Tuning:
             checkpoint: A file for the state of a training.
             update: Is told the stages.
         """
+        self.figures = {"level": level}
         try:
             if not self.rows.pipeline.tail:
                 self._run_exact(update)
@@ -502,7 +503,7 @@ def _decide(
         chosen, verdict = _beside_moved(guard, chosen, verdict, moved)
     fitted = chosen in {plain or tuning.original, grown, hard, soft}  # else the original with moved scores
     figures = {**(tuning.figures if fitted else {}), "level": "L1"}
-    if chosen in {hard, soft}:
+    if chosen in {hard, soft} or rows.pipeline.tail:  # which have no leaves to fit
         figures["level"] = tuning.figures["level"]
     if chosen is not grown:
         figures.pop("trees", None)

@@ -28,7 +28,7 @@ WEIGHTS: Mapping[str, Sequence[str]] = {
 }
 #: The least root: its slope is infinite at zero.
 _LEAST = 1e-30
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 #: Operators whose further inputs must be constant.
 _STRUCTURAL = frozenset({"ArrayFeatureExtractor", "Gather", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
 #: Operators that NumPy and JAX have a function for.
@@ -69,7 +69,7 @@ def is_differentiable(node: onnx.NodeProto, fixed: Collection[str]) -> bool:
         links = {"LinearRegressor": {"NONE"}}.get(kind, {"LOGISTIC"} if _has_one_score(given) else {"NONE", *_LINKS})
         return given.get("post_transform", "NONE") in links
     structural = kind in _STRUCTURAL or kind.startswith("Reduce")
-    return (kind != "Cast" or given["to"] in _FLOATS) and not (structural and {*node.input[1:]} - {"", *fixed})
+    return (kind != "Cast" or given["to"] in FLOATS) and not (structural and {*node.input[1:]} - {"", *fixed})
 
 
 def linear(np_: Any, given: Mapping[str, Any], x: Any, coefficients: Any, intercepts: Any) -> Any:

@@ -71,6 +71,8 @@ class Pipeline:
         self.inputs = [TensorInfo(i.name, i.type, tuple(i.shape)) for i in self.session.get_inputs()]
         #: The columns of the first table, in whose order a single input has its features.
         self._features: list[str] = []
+        #: Whether float64 values were found in place of features.
+        self._is_wide = False
         self.has_trees = bool(found)
         self.tail: Tail | None = None
         self.place = found[0] if found else len(nodes)
@@ -80,7 +82,7 @@ class Pipeline:
                 self.features = self.node.input[0]
                 self._read_trees()
             else:
-                self.tail = find_tail(self.proto, self._is_table)
+                self.tail = self._found_tail()
                 self.features = self.tail.source
                 self.place = 1 + max((at for at, own in enumerate(nodes) if self.features in own.output), default=-1)
         if self.tail:
@@ -111,9 +113,20 @@ class Pipeline:
             self.labels = self.ensemble.labels
             self.loss = _loss(self.ensemble, self.node)
 
+    def _found_tail(self) -> Tail:
+        try:
+            return find_tail(self.proto, self._is_table)
+        except RewriteError:
+            if self._is_wide:
+                raise RewriteError(
+                    "computes scores of float64 features", hint="fine-tuning needs float32; convert the model"
+                ) from None
+            raise
+
     def _is_table(self, name: str) -> bool:
         given = {info.name: info for info in self.inputs}
         found = given.get(name) or _open(self._until_trees([name]), self.name).get_outputs()[0]
+        self._is_wide |= found.type == "tensor(double)"
         return bool(found.type == "tensor(float)" and len(found.shape or [0, 0]) == 2)
 
     def texts(self, columns: Sequence[str], target: str) -> list[str]:

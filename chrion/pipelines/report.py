@@ -43,7 +43,7 @@ class FinetuningReport:
     compared: tuple[ComparedModel, ...]
     #: The time without that of other methods.
     seconds: float
-    #: What was tuned: ``L1`` for leaves, ``L2`` to ``L4`` in a differentiable network.
+    #: What was tuned: ``L1`` for leaves, ``L2`` to ``L4`` in a differentiable network, also if a linear model is kept.
     level: str = "L1"
     #: The weight of the ridge, in rows; None if no leaves were fitted.
     ridge: float | None = None

@@ -15,11 +15,13 @@ from onnx import helper, numpy_helper
 from chrion.errors import ChrionError
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.rewrite import RewriteError, bodies_of, needed_nodes, producers
-from chrion.pipelines.operators import WEIGHTS, applied, attributes, is_differentiable
+from chrion.pipelines.operators import FLOATS, WEIGHTS, applied, attributes, is_differentiable
 
 Array = np.ndarray[Any, Any]
 #: Operators that leave the scores as they are.
 MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+#: Operators with a linear model.
+_MODELS = frozenset({"Gemm", "LinearClassifier", "LinearRegressor", "MatMul"})
 _LABELS = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
 
 
@@ -56,7 +58,7 @@ class Tail:
 
     @cached_property
     def weights(self) -> Mapping[str, Array]:
-        """The constants that are weights of these operators alone, which exponents, bounds and scalar factors are not."""
+        """The constants that are weights of these operators alone; exponents, bounds and scalar factors are not."""
         read = [(node, at, name) for node in self.nodes for at, name in enumerate(self.inputs(node))]
         read = [own for own in read if own[2] in self.constants]
         others = {name for node, at, name in read if not _is_weight(node, at, self.constants[name])}
@@ -148,9 +150,10 @@ def find_tail(model: onnx.ModelProto, is_table: Callable[[str], bool]) -> Tail:
             break
     if blocked is None:
         raise RewriteError("has no table of float32 features that all scores depend on, with weights after it")
-    raise RewriteError(
-        "is not differentiable, and no weights follow it", blocked, hint="fine-tuning needs trees or a linear model"
-    )
+    if any(node.op_type in _MODELS for node in needed_nodes(model.graph.node, blocked.input)):
+        raise RewriteError("is not differentiable", blocked)
+    hint = "fine-tuning needs trees or a linear model"
+    raise RewriteError("is not differentiable, and no weights follow it", blocked, hint=hint)
 
 
 @arithmetic_refusals()
@@ -232,14 +235,17 @@ def _labels(graph: onnx.GraphProto, result: str) -> tuple[Any, ...] | None:
     """Return the classes that a classifier, a map, or a table of labels names; else those of a logistic function."""
     scored = {node.output[-1] for node in needed_nodes(graph.node, [result])}
     constants = {tensor.name: tensor for tensor in graph.initializer}
+    kinds = {output.name: output.type.tensor_type.elem_type for output in graph.output}
+    whole = [name for name, kind in kinds.items() if kind not in FLOATS]
+    named = {node.output[-1] for node in needed_nodes(graph.node, whole)} - scored
     for node in reversed(needed_nodes(graph.node, [output.name for output in graph.output])):
         given = attributes(node)
         for name in _LABELS:
             if given.get(name):
                 return tuple(own.decode() if isinstance(own, bytes) else own for own in given[name])
-        if node.output[-1] not in scored and node.op_type in {"ArrayFeatureExtractor", "Gather"}:
+        if node.output[-1] in named and node.op_type in {"ArrayFeatureExtractor", "Gather"}:
             labels = numpy_helper.to_array(constants[node.input[0]]) if node.input[0] in constants else np.zeros(0)
-            if labels.size > 1:
+            if labels.size > 1 and labels.dtype.kind != "f":
                 return tuple(labels.ravel().tolist())
     made, name = producers(graph.node), result
     while name in made and made[name].op_type in MOVES:

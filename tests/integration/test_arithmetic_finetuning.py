@@ -203,7 +203,7 @@ def test_no_drift_keeps_a_linear_pipeline() -> None:
     """Rows of the model's own distribution leave it as it was, byte for byte."""
     model = fitted("two classes")
     kept, report = chrion.finetune(model, table("two classes", data(5, 3000)), level="L2")
-    assert not report.adopted
+    assert (report.adopted, report.level) == (False, "L2")
     assert kept.SerializeToString() == model.SerializeToString()
 
 
@@ -384,9 +384,9 @@ ENDS = {
     "a reshaped sigmoid": ("a = MatMul(x, w) b = Add(a, c) d = Sigmoid(b) p = Reshape(d, flat)", "float[N] p"),
     "a cast sigmoid": ("a = MatMul(x, w) b = Sigmoid(a) d = Identity(b) p = Cast<to=11>(d)", "double[N, 1] p"),
     "two targets": (
-        "a = ai.onnx.ml.LinearRegressor<targets=2, coefficients=[0.5, 1.0, 0.0, 0.3, 0.1, 0.2, 0.3, 0.4]>(x) "
-        "p = Softmax(a)",
-        "float[N, 2] p"),
+        "a = ai.onnx.ml.LinearRegressor<targets=2, coefficients=[0.5, 1, 0.1, 0.3, 0.1, 0.2, 0.3, 0.4]>(x) p=Softmax(a)",
+        "float[N, 2] p",
+    ),
 }  # fmt: skip
 
 
@@ -430,3 +430,36 @@ def test_missing_features_of_a_linear_model() -> None:
     model = parsed("a = MatMul(x, w) p = Sigmoid(a)", w=SLOPES)
     with pytest.raises(DataError, match="the features have missing values, which a linear model has no scores for"):
         chrion.finetune(model, rows.set_column(0, "f0", pa.array(first)), level="L2")
+
+
+def doubled() -> onnx.ModelProto:
+    """Return a linear model in float64."""
+    model = parsed("a = MatMul(x, w) p = Sigmoid(a)", "double[N, 1] p", w=SLOPES.astype(np.float64))
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "about"),
+    [
+        (lambda: parsed("a = MatMul(x, w) p = Sin(a)", w=SLOPES), r"^g: Sin '.*' is not differentiable$"),
+        (
+            lambda: parsed("a = Sin(x) p = Sigmoid(a)"),
+            r"^g: Sin '.*' is not .* no weights follow it \(fine-tuning needs",
+        ),
+        (doubled, r"^g: computes scores of float64 features \(fine-tuning needs float32; convert the model\)$"),
+    ],
+)
+def test_refusals_name_what_is_in_the_way(make: Any, about: str) -> None:
+    """An operator, with a hint if there is no linear model at all, or the type of the features."""
+    with pytest.raises(ModelError, match=about):
+        Pipeline(make())
+
+
+def test_only_outputs_of_integers_or_texts_have_labels() -> None:
+    """A table of numbers beside the scores is none; one of integers is."""
+    for values, kind, labels in ((np.float32([5, 7]), "float[1] q", None), (np.array([5, 7]), "int64[1] q", (5, 7))):
+        model = parsed(
+            "q = Gather(t, i) p = MatMul(x, w)", f"{kind}, float[N, 1] p", t=values, i=np.array([0]), w=SLOPES
+        )
+        assert Pipeline(model).labels == labels

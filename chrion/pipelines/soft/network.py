@@ -30,7 +30,9 @@ def libraries() -> tuple[Any, Any]:
         import jax  # noqa: PLC0415 - part of an extra
         import optax  # noqa: PLC0415 - part of an extra
     except ImportError as error:
-        raise OptionError("soft trees need the packages jax and optax", hint=install_hint("finetune")) from error
+        raise OptionError(
+            "differentiable networks need the packages jax and optax", hint=install_hint("finetune")
+        ) from error
     return jax, optax
 
 
