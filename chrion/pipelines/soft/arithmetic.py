@@ -94,7 +94,7 @@ class ArithmeticNetwork(ScoreNetwork):
         A single column has the probabilities of the second of two classes.
         """
         np_, node = self._jax.numpy, self._tail.producers.get(name)
-        first, link = None, ""
+        link, first = "", values[name]
         if node is not None:
             if node.op_type in MOVES | {"Normalizer"}:
                 return self._logarithms(values, node.input[0], rows)
