@@ -384,7 +384,7 @@ ENDS = {
     "a reshaped sigmoid": ("a = MatMul(x, w) b = Add(a, c) d = Sigmoid(b) p = Reshape(d, flat)", "float[N] p"),
     "a cast sigmoid": ("a = MatMul(x, w) b = Sigmoid(a) d = Identity(b) p = Cast<to=11>(d)", "double[N, 1] p"),
     "two targets": (
-        "a = ai.onnx.ml.LinearRegressor<targets=2, coefficients=[1, 1, 0.1, 0.3, 0.1, 0.2, 0.3, 0.4]>(x) p=Softmax(a)",
+        "a=ai.onnx.ml.LinearRegressor<targets=2,coefficients=[0.5, 0.1, 0.0, 0.3, 0.1, 0.2, 0.3, 0.4]>(x) p=Softmax(a)",
         "float[N, 2] p",
     ),
 }  # fmt: skip
