@@ -34,7 +34,7 @@ _STRUCTURAL = frozenset({"ArrayFeatureExtractor", "Gather", "Reshape", "Slice", 
 #: Operators that NumPy and JAX have a function for.
 _SAME = {
     "Abs": "abs", "Add": "add", "Div": "divide", "Exp": "exp", "Identity": "asarray", "Log": "log", "MatMul": "matmul",
-    "Mul": "multiply", "Neg": "negative", "Pow": "power", "Sub": "subtract", "Tanh": "tanh",
+    "Mul": "multiply", "Neg": "negative", "Not": "logical_not", "Pow": "power", "Sub": "subtract", "Tanh": "tanh",
 }  # fmt: skip
 
 
@@ -69,7 +69,8 @@ def is_differentiable(node: onnx.NodeProto, fixed: Collection[str]) -> bool:
         links = {"LinearRegressor": {"NONE"}}.get(kind, {"LOGISTIC"} if _has_one_score(given) else {"NONE", *_LINKS})
         return given.get("post_transform", "NONE") in links
     structural = kind in _STRUCTURAL or kind.startswith("Reduce")
-    return (kind != "Cast" or given["to"] in FLOATS) and not (structural and {*node.input[1:]} - {"", *fixed})
+    casts = kind != "Cast" or given["to"] in {*FLOATS, TensorProto.BOOL}
+    return casts and not (structural and {*node.input[1:]} - {"", *fixed})
 
 
 def linear(np_: Any, given: Mapping[str, Any], x: Any, coefficients: Any, intercepts: Any) -> Any:
@@ -134,9 +135,9 @@ def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _norm(np_: Any, given: Mapping[str, Any], x: Any) -> Any:
+def _norm(np_: Any, given: Mapping[str, Any], x: Any, axis: int = 1) -> Any:
     kind = {"L1": "ReduceL1", "L2": "ReduceL2", "MAX": "ReduceMax"}[given.get("norm", "MAX")]
-    total = _REDUCTIONS[kind](np_, x, axis=1, keepdims=True)
+    total = _REDUCTIONS[kind](np_, x, axis=axis, keepdims=True)
     return x / np_.where(total == 0, 1, total)
 
 
@@ -177,7 +178,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{kind: lambda np_, _given, *x, name=name: getattr(np_, name)(*x) for kind, name in _SAME.items()},
     **{kind: _reduction(function) for kind, function in _REDUCTIONS.items()},
     "ArrayFeatureExtractor": lambda np_, _given, x, places: np_.take(x, places.ravel(), axis=-1),
-    "Cast": lambda _np, _given, x: x,
+    "Cast": lambda np_, given, x: x != 0 if given["to"] == TensorProto.BOOL else np_.asarray(x, np.float32),
     "Clip": _clip,
     "Concat": lambda np_, given, *x: np_.concatenate(x, axis=given["axis"]),
     "FeatureVectorizer": lambda np_, _given, *x: np_.concatenate(x, axis=1),
@@ -187,9 +188,11 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Imputer": _imputer,
     "LinearClassifier": _classifier,
     "LinearRegressor": linear,
+    "LpNormalization": lambda np_, given, x: _norm(np_, {"norm": f"L{given.get('p', 2)}"}, x, given.get("axis", -1)),
     "Max": lambda np_, _given, *x: reduce(np_.maximum, x),
     "Min": lambda np_, _given, *x: reduce(np_.minimum, x),
     "Normalizer": _norm,
+    "Reciprocal": lambda _np, _given, x: 1 / x,
     "Relu": lambda np_, _given, x: np_.maximum(x, 0),
     "Reshape": _reshape,
     "Scaler": lambda _np, _given, x, offset, scale: (x - offset) * scale,

@@ -71,6 +71,9 @@ def steps(name: str) -> list[Any]:
         "descent": [linear.SGDClassifier(loss="log_loss", random_state=0)],
         "normed": [sklearn("preprocessing").Normalizer(), linear.LogisticRegression(max_iter=500)],
         "calibrated": [sklearn("calibration").CalibratedClassifierCV(sklearn("svm").LinearSVC(), cv=2)],
+        "calibrated classes": [sklearn("calibration").CalibratedClassifierCV(linear.LogisticRegression(), cv=2)],
+        "one against others": [sklearn("multiclass").OneVsRestClassifier(linear.LogisticRegression())],
+        "descent of classes": [linear.SGDClassifier(loss="log_loss", random_state=0)],
         "kernel": [sklearn("svm").SVC(probability=True)],
     }[name]
 
@@ -79,7 +82,7 @@ NUMBERS = {"squares", "ridge"}
 BINARY = {"two classes", "projected", "calibrated", "descent", "kernel"}
 KINDS = [
     "two classes", "three classes", "squares", "ridge", "projected", "whitened", "bayes", "discriminant", "perceptron",
-    "descent", "normed", "calibrated",
+    "descent", "normed", "calibrated", "calibrated classes", "one against others", "descent of classes",
 ]  # fmt: skip
 
 

@@ -39,6 +39,7 @@ CASES: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("Scaler", {"offset": [1.0], "scale": [2.0]}, []),
     ("Imputer", {"imputed_value_floats": ROW.tolist(), "replaced_value_float": float("nan")}, []),
     ("Imputer", {"imputed_value_floats": [7.0], "replaced_value_float": 0.0}, []),
+    ("LpNormalization", {"axis": 0, "p": 1}, []), ("LpNormalization", {}, []),
     ("Normalizer", {"norm": "L1"}, []), ("Normalizer", {"norm": "L2"}, []),
     ("ArrayFeatureExtractor", {}, [np.array([1, 3])]),
     ("LinearRegressor", {**ONE, "targets": 1}, []), ("LinearRegressor", {**TWO, "targets": 2}, []),
