@@ -52,19 +52,19 @@ def load_to_cut(config: SessionConfig, graph: Graph | None = None) -> tuple[Grap
 
 
 def _load_planned(config: SessionConfig, plan: Plan, graph: Graph | None) -> Graph:
-    """Return the model with the shapes of a plan, which fix all free dimensions of the model that it was made of.
+    """Return the model that was given, or loaded with the shapes of a plan, which must fix all of its free dimensions.
 
     Raises:
         PlanError: They do not: the plan is for another model.
     """
     try:
-        graph = graph or config.load(plan.shapes, optimise=True)
+        fixed = graph if graph and not graph.free_dimensions else config.load(plan.shapes, optimise=True)
     except ShapeError as error:
         raise plan.misfit(config.name, error.message) from error
-    if graph.free_dimensions and not input_obstacle(graph.inputs):
-        free = ", ".join(graph.free_dimensions)
-        raise plan.misfit(graph.name, f"the model has free dimensions that the plan does not fix: {free}")
-    return graph
+    if fixed.free_dimensions and not input_obstacle(fixed.inputs):
+        free = ", ".join(fixed.free_dimensions)
+        raise plan.misfit(fixed.name, f"the model has free dimensions that the plan does not fix: {free}")
+    return graph or fixed
 
 
 def reason_of_options(config: SessionConfig, graph: Graph) -> str:
