@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,7 +37,7 @@ def libraries() -> tuple[Any, Any]:
     return jax, optax
 
 
-class ScoreNetwork:
+class ScoreNetwork(ABC):
     """A function of parameters and features that returns raw scores: its losses, and its results for many rows.
 
     Args:
@@ -53,6 +54,7 @@ class ScoreNetwork:
         self._jax, self._loss, self._dropout, self._unit = libraries()[0], loss, dropout, unit
         self._compiled, self.width = self._jax.jit(self.raw), width
 
+    @abstractmethod
     def raw(self, parameters: Mapping[str, Any], x: Any, key: Any = None) -> Any:
         """Return raw scores, [rows, targets].
 
@@ -61,11 +63,10 @@ class ScoreNetwork:
             x: The features, [rows, features].
             key: The random key of dropout; nothing is dropped if None.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def shapes(self, level: str) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the parameters of a level by name."""
-        raise NotImplementedError
 
     def _drop(self, units: Any, key: Any) -> Any:
         if key is None or not self._dropout:

@@ -173,35 +173,25 @@ class GenerationService:
             OptionError: A prompt or a number is out of range.
         """
         with self.counted(served.name, time.perf_counter()):
-            return await self._submit(served, prompts, samplings, options, limit)
-
-    async def _submit(
-        self,
-        served: ServedGenerator,
-        prompts: Sequence[Prompt],
-        samplings: Sequence[Sampling],
-        options: TextOptions,
-        limit: Callable[[int], int],
-    ) -> list[Stream]:
-        count = len(prompts) * len(samplings)
-        self.admit(count)
-        encoded = await asyncio.to_thread(lambda: [served.encode(prompt) for prompt in prompts])
-        self.admit(count)  # others may have come
-        self._admitted += count
-        streams: list[Stream] = []
-        try:
-            for ids, sampling in itertools.product(encoded, samplings):
-                streams.append(_queue(served, ids, limit(len(ids)), sampling, options))
-                self._admitted -= 1
-                await asyncio.sleep(0)  # the checks of a long prompt take milliseconds for each of its texts
-        except BaseException as error:
-            cancel(streams)
-            if isinstance(error, RuntimeError) and not isinstance(error, ChrionError):
-                raise RequestFailure(Status.UNAVAILABLE, "the generator is closed") from error
-            raise
-        finally:
-            self._admitted -= count - len(streams)
-        return streams
+            count = len(prompts) * len(samplings)
+            self.admit(count)
+            encoded = await asyncio.to_thread(lambda: [served.encode(prompt) for prompt in prompts])
+            self.admit(count)  # others may have come
+            self._admitted += count
+            streams: list[Stream] = []
+            try:
+                for ids, sampling in itertools.product(encoded, samplings):
+                    streams.append(_queue(served, ids, limit(len(ids)), sampling, options))
+                    self._admitted -= 1
+                    await asyncio.sleep(0)  # the checks of a long prompt take milliseconds for each of its texts
+            except BaseException as error:
+                cancel(streams)
+                if isinstance(error, RuntimeError) and not isinstance(error, ChrionError):
+                    raise RequestFailure(Status.UNAVAILABLE, "the generator is closed") from error
+                raise
+            finally:
+                self._admitted -= count - len(streams)
+            return streams
 
     async def events(
         self, model: str, streams: Sequence[Stream], arrival_s: float, timeout_ms: float = math.inf
