@@ -1,8 +1,8 @@
 """Arithmetic operators of ONNX as functions of arrays, in NumPy or in JAX (WindTunnel, section 5.2.1).
 
-The operators are those that converters make of linear models, projections, naive Bayes, distances to centres, and
-factorisation machines. Weights that ``ai.onnx.ml`` has as attributes are further inputs. What says how an operator
-works, as the shape of a Reshape, must be constant.
+The operators are those that converters make of linear models, support vector machines, projections, naive Bayes,
+distances to centres, factorisation machines, and matrix factorisation. Weights that ``ai.onnx.ml`` has as attributes
+are further inputs. What says how an operator works, as the shape of a Reshape, must be constant.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from chrion.graph.rewrite import STANDARD
+from chrion.pipelines import support_vectors
 
 Array = np.ndarray[Any, Any]
 CLASSICAL = "ai.onnx.ml"
@@ -24,13 +25,15 @@ WEIGHTS: Mapping[str, Sequence[str]] = {
     "Imputer": ("imputed_value_floats",),
     "LinearClassifier": ("coefficients", "intercepts"),
     "LinearRegressor": ("coefficients", "intercepts"),
+    "SVMClassifier": ("support_vectors", "coefficients", "rho"),
+    "SVMRegressor": ("support_vectors", "coefficients", "rho"),
     "Scaler": ("offset", "scale"),
 }
 #: The least root: its slope is infinite at zero.
 _LEAST = 1e-30
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 #: Operators whose further inputs must be constant.
-_STRUCTURAL = frozenset({"ArrayFeatureExtractor", "Gather", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
+_STRUCTURAL = frozenset({"ArrayFeatureExtractor", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
 #: Operators that NumPy and JAX have a function for.
 _SAME = {
     "Abs": "abs", "Add": "add", "Div": "divide", "Exp": "exp", "Identity": "asarray", "Log": "log", "MatMul": "matmul",
@@ -68,6 +71,11 @@ def is_differentiable(node: onnx.NodeProto, fixed: Collection[str]) -> bool:
     if kind.startswith("Linear"):
         links = {"LinearRegressor": {"NONE"}}.get(kind, {"LOGISTIC"} if _has_one_score(given) else {"NONE", *_LINKS})
         return given.get("post_transform", "NONE") in links
+    if kind.startswith("SVM"):
+        linear_links = {"NONE", *_LINKS} if kind == "SVMClassifier" and not given.get("vectors_per_class") else {"NONE"}
+        return not given.get("one_class") and given.get("post_transform", "NONE") in linear_links
+    if kind == "Gather":
+        return not {*fixed}.isdisjoint(node.input)
     structural = kind in _STRUCTURAL or kind.startswith("Reduce")
     casts = kind != "Cast" or given["to"] in {*FLOATS, TensorProto.BOOL}
     return casts and not (structural and {*node.input[1:]} - {"", *fixed})
@@ -81,8 +89,8 @@ def linear(np_: Any, given: Mapping[str, Any], x: Any, coefficients: Any, interc
 
 def _has_one_score(given: Mapping[str, Any]) -> bool:
     """Return whether a linear classifier of two classes has a score for one of them."""
-    labels = given.get("classlabels_ints") or given.get("classlabels_strings") or ()
-    return len(labels) == 2 > len(given.get("intercepts", labels))
+    classes = support_vectors.classes_of(given)
+    return classes == 2 > len(given.get("intercepts", range(classes)))
 
 
 def sigmoid(np_: Any, x: Any) -> Any:
@@ -98,10 +106,14 @@ def _softmax(np_: Any, x: Any, axis: int = 1) -> Any:
 _LINKS: Mapping[str, Callable[[Any, Any], Any]] = {"LOGISTIC": sigmoid, "SOFTMAX": _softmax}
 
 
-def _classifier(np_: Any, given: Mapping[str, Any], *inputs: Any) -> Any:
-    scores = linear(np_, given, *inputs)
-    link = _LINKS.get(given.get("post_transform", "NONE"))
-    return link(np_, scores) if link else scores
+def _linked(scores: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of scores, followed by the link of the classifier."""
+
+    def run(np_: Any, given: Mapping[str, Any], *inputs: Any) -> Any:
+        found, link = scores(np_, given, *inputs), _LINKS.get(given.get("post_transform", "NONE"))
+        return link(np_, found) if link else found
+
+    return run
 
 
 def _root(np_: Any, x: Any) -> Any:
@@ -186,7 +198,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Gather": lambda np_, given, x, places: np_.take(x, places, axis=given.get("axis", 0)),
     "Gemm": _gemm,
     "Imputer": _imputer,
-    "LinearClassifier": _classifier,
+    "LinearClassifier": _linked(linear),
     "LinearRegressor": linear,
     "LpNormalization": lambda np_, given, x: _norm(np_, {"norm": f"L{given.get('p', 2)}"}, x, given.get("axis", -1)),
     "Max": lambda np_, _given, *x: reduce(np_.maximum, x),
@@ -195,6 +207,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Reciprocal": lambda _np, _given, x: 1 / x,
     "Relu": lambda np_, _given, x: np_.maximum(x, 0),
     "Reshape": _reshape,
+    "SVMClassifier": _linked(support_vectors.classifier),
+    "SVMRegressor": support_vectors.regressor,
     "Scaler": lambda _np, _given, x, offset, scale: (x - offset) * scale,
     "Sigmoid": lambda np_, _given, x: sigmoid(np_, x),
     "Slice": _slice,

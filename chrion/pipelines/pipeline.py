@@ -21,7 +21,7 @@ from chrion.graph.trees import TreeEnsemble, is_tree_ensemble, read_ensemble, wr
 from chrion.pipelines import leaves
 from chrion.pipelines.leaves import Loss
 from chrion.pipelines.table import BATCH_ROWS, TEXT, Feeder, Table
-from chrion.pipelines.tail import MOVES, Tail, find_tail, tail_after
+from chrion.pipelines.tail import MOVES, Kind, Source, Tail, find_tail, tail_after
 
 Array = np.ndarray[Any, Any]
 #: The inputs of a model by name.
@@ -46,7 +46,7 @@ class Pipeline:
         node: The node of the ensemble.
         ensemble: The ensemble; each leaf has an entry for all targets of its tree, or each leaf has a target.
         tail: The operators that follow the features or the ensemble; None if the ensemble's scores are the results.
-        features: The value with the features, and
+        sources: The value with the features, or several that they consist of, and
         place: the index of the first node after them.
         labels: The classes; None for numbers.
         loss: The loss that its scores are fitted with.
@@ -79,12 +79,14 @@ class Pipeline:
         with refusals_of(self.name):
             if found:
                 self.node = nodes[self.place]
-                self.features = self.node.input[0]
+                self.sources = [self.node.input[0]]
                 self._read_trees()
             else:
                 self.tail = self._found_tail()
-                self.features = self.tail.source
-                self.place = 1 + max((at for at, own in enumerate(nodes) if self.features in own.output), default=-1)
+                self.sources = [own.name for own in self.tail.sources]
+                self.place = 1 + max(
+                    (at for at, own in enumerate(nodes) if not set(own.output).isdisjoint(self.sources)), default=-1
+                )
         if self.tail:
             self.labels = self.tail.labels
             self.loss = leaves.SQUARED if self.labels is None else leaves.SOFTMAX
@@ -99,7 +101,7 @@ class Pipeline:
         if ensemble.aggregate not in {"SUM", "AVERAGE"}:
             raise RewriteError(f"has the aggregate {ensemble.aggregate}, which leaves cannot be fitted for", self.node)
         try:
-            tail = tail_after(self.proto, self.node.output[0]) if ensemble.labels is None else None
+            tail = tail_after(self.proto, [Source(self.node.output[0])]) if ensemble.labels is None else None
         except RewriteError:
             if ensemble.targets > 1:
                 raise
@@ -115,7 +117,7 @@ class Pipeline:
 
     def _found_tail(self) -> Tail:
         try:
-            return find_tail(self.proto, self._is_table)
+            return find_tail(self.proto, self._kind_of)
         except RewriteError:
             if self._is_wide:
                 raise RewriteError(
@@ -123,11 +125,11 @@ class Pipeline:
                 ) from None
             raise
 
-    def _is_table(self, name: str) -> bool:
+    def _kind_of(self, name: str) -> Kind:
         given = {info.name: info for info in self.inputs}
         found = given.get(name) or _open(self._until_trees([name]), self.name).get_outputs()[0]
         self._is_wide |= found.type == "tensor(double)"
-        return bool(found.type == "tensor(float)" and len(found.shape or [0, 0]) == 2)
+        return found.type, found.shape
 
     def texts(self, columns: Sequence[str], target: str) -> list[str]:
         """Return the columns of a table that are texts: inputs, and the target if the classes are texts."""
@@ -206,8 +208,12 @@ class Pipeline:
             model: A model with other tables before the ensemble, in place of this one.
             given: As for :meth:`leaf_runner`.
         """
-        run = self.value_runner([self.features], model, given)
-        return lambda feeds: run(feeds)[0]
+        run = self.value_runner(self.sources, model, given)
+        if not self.tail or not self.tail.looks_up:
+            return lambda feeds: run(feeds)[0]
+        return lambda feeds: np.concatenate(
+            [own.reshape(len(own), -1).astype(np.float32) for own in run(feeds)], axis=1
+        )
 
     @property
     def columns(self) -> Sequence[slice]:

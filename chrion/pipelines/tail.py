@@ -16,13 +16,19 @@ from chrion.errors import ChrionError
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.rewrite import RewriteError, bodies_of, needed_nodes, producers
 from chrion.pipelines.operators import FLOATS, WEIGHTS, applied, attributes, is_differentiable
+from chrion.pipelines.support_vectors import classes_of
 
 Array = np.ndarray[Any, Any]
 #: Operators that leave the scores as they are.
 MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 #: Operators with a linear model.
-_MODELS = frozenset({"Gemm", "LinearClassifier", "LinearRegressor", "MatMul"})
+_MODELS = frozenset({"Gemm", "LinearClassifier", "LinearRegressor", "MatMul", "SVMClassifier", "SVMRegressor"})
 _LABELS = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
+_INTEGERS = frozenset({"tensor(int32)", "tensor(int64)"})
+#: The most rows of a table that integers look up: they are passed as float32.
+_MOST_ROWS = 1 << 24
+#: The type of a value, as onnxruntime names it, and its shape.
+Kind = tuple[str, Sequence[int | str | None] | None]
 
 
 @contextmanager
@@ -36,20 +42,30 @@ def arithmetic_refusals() -> Iterator[None]:
         raise RewriteError(f"cannot be differentiated: {first_line(error)}") from error
 
 
+@dataclass(frozen=True)
+class Source:
+    """A value that operators begin with, and its shape after the rows; None for that of the features."""
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    #: Whether its integers look up rows of tables.
+    looks_up: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Tail:
-    """The operators from one value of a model to its scores.
+    """The operators from some values of a model to its scores.
 
     Attributes:
-        source: The value that they begin with: features, or the scores of trees.
+        sources: The values that they begin with: features, the scores of trees, or several that features consist of.
         result: The value with probabilities, or numbers.
         nodes: The operators in their order.
-        constants: What they read beside the source and each other, attributes with weights included, by name.
+        constants: What they read beside the sources and each other, attributes with weights included, by name.
         labels: The classes; None if the scores are numbers.
         shared: The constants that other operators of the model read, too.
     """
 
-    source: str
+    sources: Sequence[Source]
     result: str
     nodes: Sequence[onnx.NodeProto]
     constants: Mapping[str, Array]
@@ -65,6 +81,24 @@ class Tail:
         return {name: self.constants[name] for _, _, name in read if name not in others | self.shared}
 
     @cached_property
+    def tables(self) -> frozenset[str]:
+        """The weights that integers look up."""
+        names = {own.name for own in self.sources if own.looks_up}
+        looked_up = (node.input[0] for node in self.nodes if node.op_type == "Gather" and node.input[1] in names)
+        return frozenset(looked_up) & self.weights.keys()
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether integers among the features look up rows of tables."""
+        return any(own.looks_up for own in self.sources)
+
+    @cached_property
+    def integers(self) -> Array:
+        """Whether each feature is such an integer; a single value if none is."""
+        columns = [np.full(int(np.prod(own.shape or ())), own.looks_up) for own in self.sources]
+        return np.concatenate(columns) if self.looks_up else np.array([False])
+
+    @cached_property
     def mirrored(self) -> frozenset[str]:
         """The weights that have opposite values for two classes, whose logistic functions add up to 1."""
         return frozenset(
@@ -75,15 +109,22 @@ class Tail:
             if len(self.constants[f"{node.output[-1]}/intercepts"]) == 2
         )
 
-    def values(self, np_: Any, weights: Mapping[str, Any], source: Any) -> dict[str, Any]:
+    def values(self, np_: Any, weights: Mapping[str, Any], features: Any) -> dict[str, Any]:
         """Return all values of the operators by name.
 
         Args:
             np_: JAX's form of NumPy.
             weights: The weights.
-            source: The value that they begin with.
+            features: The values that they begin with, [rows, features].
         """
-        found = {"": None, **self.constants, **weights, self.source: source}
+        found, first = {"": None, **self.constants, **weights}, 0
+        for own in self.sources:
+            if own.shape is None:
+                found[own.name] = features
+                continue
+            last = first + int(np.prod(own.shape))
+            part = features[:, first:last].reshape(len(features), *own.shape)
+            found[own.name], first = part.astype(np.int32) if own.looks_up else part, last
         for node in self.nodes:
             inputs = [found[name] for name in self.inputs(node)]
             fixed = all(own is None or isinstance(own, np.ndarray | np.generic) for own in inputs)
@@ -121,17 +162,31 @@ class Tail:
 
 
 @arithmetic_refusals()
-def find_tail(model: onnx.ModelProto, is_table: Callable[[str], bool]) -> Tail:
+def find_tail(model: onnx.ModelProto, kind_of: Callable[[str], Kind]) -> Tail:
     """Return the operators after the earliest table of features that the scores depend on alone.
+
+    If integers look up tables of weights, the operators begin with these integers and all else that scores depend on.
 
     Args:
         model: The model.
-        is_table: Returns whether a value is float32 of shape [rows, width].
+        kind_of: Returns the type and the shape of a value.
 
     Raises:
         RewriteError: There are none with weights; the message names the operator in the way.
     """
-    fixed, ends = _fixed(model.graph), {_result(model.graph)}
+    fixed = _fixed(model.graph)
+    sources = _sources(model.graph, fixed, kind_of)
+    if not sources:
+        return _after_a_table(model, fixed, kind_of)
+    tail = tail_after(model, sources)
+    if not tail.weights:
+        raise RewriteError("scores have no weights of their own that could be trained")
+    return tail
+
+
+def _after_a_table(model: onnx.ModelProto, fixed: Collection[str], kind_of: Callable[[str], Kind]) -> Tail:
+    """Return the operators after the earliest table of features that the scores depend on alone."""
+    ends = {_result(model.graph)}
     found: list[str] = []
     blocked = None
     for node in reversed(model.graph.node):
@@ -143,8 +198,9 @@ def find_tail(model: onnx.ModelProto, is_table: Callable[[str], bool]) -> Tail:
         ends = (ends - {*node.output}) | ({*node.input} - {"", *fixed})
         found += ends if len(ends) == 1 else ()
     for source in reversed(found):
-        if is_table(source):
-            tail = tail_after(model, source)
+        kind, shape = kind_of(source)
+        if kind == "tensor(float)" and len(shape or [0, 0]) == 2:
+            tail = tail_after(model, [Source(source)])
             if tail.weights:
                 return tail
             break
@@ -156,25 +212,51 @@ def find_tail(model: onnx.ModelProto, is_table: Callable[[str], bool]) -> Tail:
     raise RewriteError("is not differentiable, and no weights follow it", blocked, hint=hint)
 
 
+def _sources(graph: onnx.GraphProto, fixed: Collection[str], kind_of: Callable[[str], Kind]) -> list[Source]:
+    """Return the values that scores depend on, if integers that look up tables of weights are among them."""
+    sizes = {tensor.name: max(tensor.dims, default=0) for tensor in graph.initializer}
+    ends, numbers = {_result(graph)}, set()
+    for node in reversed(graph.node):
+        if ends.isdisjoint(node.output) or not is_differentiable(node, fixed):
+            continue
+        read = {*node.input} - {"", *fixed}
+        if node.op_type == "Gather" and node.input[1] in read:
+            if sizes.get(node.input[0], 0) > _MOST_ROWS:
+                raise RewriteError(f"looks up a table of more than {_MOST_ROWS} rows", node)
+            numbers.add(node.input[1])
+        ends = (ends - {*node.output}) | read
+    return [_source(name, kind_of(name), looks_up=name in numbers) for name in sorted(ends | numbers) if numbers]
+
+
+def _source(name: str, kind: Kind, *, looks_up: bool) -> Source:
+    """Return a value that operators begin with, of a type and a shape."""
+    own, shape = kind
+    columns = [size for size in shape[1:] if isinstance(size, int)] if shape else []
+    if own not in _INTEGERS | {"tensor(float)"} or not shape or len(columns) < len(shape) - 1:
+        raise RewriteError(f"scores depend on {name!r}, of type {own} and shape {[*(shape or ())]}",
+                           hint="expected float32 or integers, of a known number for each row")  # fmt: skip
+    return Source(name, tuple(columns), looks_up)
+
+
 @arithmetic_refusals()
-def tail_after(model: onnx.ModelProto, source: str) -> Tail:
-    """Return the operators from a value to the scores.
+def tail_after(model: onnx.ModelProto, sources: Sequence[Source]) -> Tail:
+    """Return the operators from some values to the scores.
 
     Raises:
         RewriteError: One is not differentiable, or the scores depend on other values, too.
     """
-    graph, result = model.graph, _result(model.graph)
-    nodes = needed_nodes([node for node in graph.node if source not in node.output], [result])
+    graph, result, names = model.graph, _result(model.graph), {own.name for own in sources}
+    nodes = needed_nodes([node for node in graph.node if names.isdisjoint(node.output)], [result])
     fixed = _fixed(graph)
     for node in nodes:
         if node.op_type != "Constant" and not is_differentiable(node, fixed):
             raise RewriteError("is not differentiable", node)
-    made = {source, *(name for node in nodes for name in node.output)}
+    made = names.union(*(node.output for node in nodes))
     if {name for node in nodes for name in node.input} - made - fixed - {""}:
-        raise RewriteError(f"scores depend on more than {source!r}")
+        raise RewriteError(f"scores depend on more than {', '.join(map(repr, sorted(names)))}")
     inner = tuple(node for node in nodes if node.op_type != "Constant")
     shared = _read_outside(graph.node, {name for node in nodes for name in node.output})
-    return Tail(source, result, inner, _constants(graph, inner), _labels(graph, result), shared)
+    return Tail(sources, result, inner, _constants(graph, inner), _labels(graph, result), shared)
 
 
 def _read_outside(nodes: Iterable[onnx.NodeProto], made: Collection[str]) -> frozenset[str]:
@@ -218,8 +300,7 @@ def _constants(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> dict[
     for node in nodes:
         given = attributes(node)
         for attribute, name in _weight_names(node):
-            labels = given.get("classlabels_ints") or given.get("classlabels_strings") or ()
-            missing = [0.0] * (len(labels) or given.get("targets", 1))
+            missing = [0.0] * (classes_of(given) or given.get("targets", 1))
             found[name] = np.array(given.get(attribute, [1.0] if attribute == "scale" else missing), np.float32)
     return found
 

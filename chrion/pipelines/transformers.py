@@ -1,9 +1,10 @@
-"""Converters of transformers: KBinsDiscretizer, SplineTransformer, Normalizer and QuantileTransformer.
+"""Converters of transformers: KBinsDiscretizer, SplineTransformer, Normalizer, QuantileTransformer and k-means.
 
 The values of skl2onnx's converter for KBinsDiscretizer differ next to edges, which it rounds to the nearest float32,
 and it refuses the default encoding. It has none for SplineTransformer. Its Normalizer divides by the largest value
 where scikit-learn divides by the largest absolute one. Its QuantileTransformer takes a time that doubles with every
-step of its binary search: with 1000 quantiles, it does not end.
+step of its binary search: with 1000 quantiles, it does not end. Its k-means has labels beside the distances to centres,
+which are the features of the step after it.
 
 A spline is converted through its values: between two knots, and beyond the outer ones, each output is a polynomial,
 which as many values as it has coefficients determine. So knots, extrapolation and dropped outputs are those of the
@@ -38,6 +39,14 @@ def convert_bins(scope: Any, operator: Any, container: Any) -> None:
     own = write.add("Gather", [bins, np.repeat(np.arange(len(counts)), counts)], axis=1)
     equal = write.add("Equal", [own, np.concatenate([np.arange(count) for count in counts.tolist()])[None]])
     write.add("Cast", [equal], output, to=TensorProto.FLOAT)
+
+
+def convert_distances(scope: Any, operator: Any, container: Any) -> None:
+    """Convert k-means before another step: the distances to its centres."""
+    centres, write = operator.raw_operator.cluster_centers_, NodeWriter(scope, container)
+    rows = write.add("Unsqueeze", [write.floats(operator.inputs[0]), np.array([1])])
+    apart = write.add("Sub", [rows, centres.astype(np.float32)])
+    write.add("ReduceL2", [apart, np.array([2])], operator.outputs[0].full_name, keepdims=0)
 
 
 def convert_norms(scope: Any, operator: Any, container: Any) -> None:

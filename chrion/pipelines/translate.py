@@ -1,8 +1,8 @@
 """Fitted scikit-learn pipelines as ONNX models, by skl2onnx; what it cannot convert today is mended.
 
-HistGradientBoosting, KBinsDiscretizer, Normalizer, QuantileTransformer and SplineTransformer have converters of Chrion
-(:mod:`chrion.pipelines.histograms`, :mod:`chrion.pipelines.transformers`); those of LightGBM and XGBoost are in
-onnxmltools.
+HistGradientBoosting, KBinsDiscretizer, Normalizer, QuantileTransformer, SplineTransformer, and k-means before another
+step have converters of Chrion (:mod:`chrion.pipelines.histograms`, :mod:`chrion.pipelines.transformers`); those of
+LightGBM and XGBoost are in onnxmltools.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,13 @@ from chrion.errors import OptionError
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.rewrite import rename_reads
 from chrion.pipelines.histograms import categories_of, convert_histograms, is_histogram
-from chrion.pipelines.transformers import convert_bins, convert_norms, convert_quantiles, convert_splines
+from chrion.pipelines.transformers import (
+    convert_bins,
+    convert_distances,
+    convert_norms,
+    convert_quantiles,
+    convert_splines,
+)
 
 #: The version of ``ai.onnx.ml`` and the opset: those that skl2onnx and every supported onnxruntime have.
 _OPSETS = {"": 18, "ai.onnx.ml": 3}
@@ -33,6 +39,7 @@ _CONVERTERS: dict[str, Callable[[Any, Any, Any], None]] = {
     "HistGradientBoostingClassifier": convert_histograms,
     "HistGradientBoostingRegressor": convert_histograms,
     "KBinsDiscretizer": convert_bins,
+    "KMeansDistances": convert_distances,
     "Normalizer": convert_norms,
     "QuantileTransformer": convert_quantiles,
     "SplineTransformer": convert_splines,
@@ -140,7 +147,21 @@ def _mended(pipeline: Any) -> Any:
             part.flatten_transform = False  # which scores do not depend on
         if type(part).__name__.startswith("Voting") and part.weights is not None:
             part.weights = np.asarray(part._weights_not_none)  # noqa: SLF001 - it has no public access
+        if type(part).__name__ in {"KMeans", "MiniBatchKMeans"} and part is not _final(mended):
+            part.__class__ = _distances_class()  # of a copy
     return mended
+
+
+def _final(estimator: Any) -> Any:
+    """Return the last step of a pipeline, or the estimator."""
+    return _final(estimator.steps[-1][1]) if hasattr(estimator, "steps") else estimator
+
+
+@cache
+def _distances_class() -> type:
+    """Return the class of k-means as a transformer; skl2onnx knows it as a clusterer alone."""
+    base = _libraries()[1]
+    return type("KMeansDistances", (base.TransformerMixin, base.BaseEstimator), {})
 
 
 def _converted(skl2onnx: Any, pipeline: Any, inputs: Any, *, classifier: bool) -> onnx.ModelProto:
@@ -260,7 +281,9 @@ def _selected(own: Any, columns: list[str]) -> list[str]:
 def _set_types(kinds: Any, operator: Any) -> None:
     """Set the types of the outputs of an operator with a converter of Chrion: a shape calculator of skl2onnx."""
     model = operator.raw_operator
-    if not is_histogram(model):
+    if hasattr(model, "cluster_centers_"):
+        operator.outputs[0].type = kinds.FloatTensorType([None, len(model.cluster_centers_)])
+    elif not is_histogram(model):
         width = sum(model.n_bins_) if getattr(model, "encode", "ordinal") != "ordinal" else model.n_features_in_
         operator.outputs[0].type = kinds.FloatTensorType([None, getattr(model, "n_features_out_", int(width))])
     elif hasattr(model, "classes_"):

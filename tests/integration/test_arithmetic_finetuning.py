@@ -64,6 +64,7 @@ def steps(name: str) -> list[Any]:
         "squares": [linear.LinearRegression()],
         "ridge": [linear.Ridge()],
         "projected": [pca(3), linear.LogisticRegression(max_iter=500)],
+        "centres": [sklearn("cluster").KMeans(4, n_init=1, random_state=0), linear.LogisticRegression(max_iter=500)],
         "whitened": [pca(3, whiten=True), linear.LogisticRegression(max_iter=500)],
         "bayes": [naive.GaussianNB()],
         "discriminant": [sklearn("discriminant_analysis").LinearDiscriminantAnalysis()],
@@ -74,15 +75,19 @@ def steps(name: str) -> list[Any]:
         "calibrated classes": [sklearn("calibration").CalibratedClassifierCV(linear.LogisticRegression(), cv=2)],
         "one against others": [sklearn("multiclass").OneVsRestClassifier(linear.LogisticRegression())],
         "descent of classes": [linear.SGDClassifier(loss="log_loss", random_state=0)],
-        "kernel": [sklearn("svm").SVC(probability=True)],
+        "kernel": [sklearn("svm").SVC(probability=True, random_state=0)],
+        "kernels of classes": [sklearn("svm").SVC(kernel="poly", degree=2, probability=True, random_state=0)],
+        "kernel of numbers": [sklearn("svm").SVR(C=1e4)],
+        "votes": [sklearn("svm").SVC()],
     }[name]
 
 
-NUMBERS = {"squares", "ridge"}
-BINARY = {"two classes", "projected", "calibrated", "descent", "kernel"}
+NUMBERS = {"squares", "ridge", "kernel of numbers"}
+BINARY = {"two classes", "projected", "centres", "calibrated", "descent", "kernel", "votes"}
 KINDS = [
-    "two classes", "three classes", "squares", "ridge", "projected", "whitened", "bayes", "discriminant", "perceptron",
-    "descent", "normed", "calibrated", "calibrated classes", "one against others", "descent of classes",
+    "two classes", "three classes", "squares", "ridge", "projected", "centres", "whitened", "bayes", "discriminant",
+    "perceptron", "descent", "normed", "calibrated", "calibrated classes", "one against others", "descent of classes",
+    "kernel", "kernels of classes", "kernel of numbers",
 ]  # fmt: skip
 
 
@@ -153,25 +158,36 @@ def test_networks_are_the_models(kind: str) -> None:
         labels, probabilities = run(model, {name: own[rows.held] for name, own in feeds.items()})
         top = np.sort(probabilities, axis=1)
         sure = top[:, -1] - top[:, -2] > 1e-5
-        assert np.array(rows.pipeline.labels)[probabilities.argmax(axis=1)][sure].tolist() == labels[sure].tolist()
+        own_labels = np.array(rows.pipeline.labels)[probabilities.argmax(axis=1)]
+        assert np.mean(own_labels[sure] == labels[sure]) >= (0.9 if "kernel" in kind else 1)  # else the labels of votes
 
 
-@pytest.mark.parametrize("kind", ["two classes", "three classes", "projected", "bayes", "normed"])
+SMOOTH = ["two classes", "three classes", "projected", "bayes", "normed", "kernel of numbers", "kernels of classes"]
+
+
+@pytest.mark.parametrize("kind", SMOOTH)
 def test_gradients_are_those_of_finite_differences(kind: str) -> None:
-    """The derivative of the loss along a random direction is the difference quotient."""
+    """The derivative of the loss along a random direction is the difference quotient.
+
+    Rows are left out whose probabilities jump, since onnxruntime couples them in another number of rounds.
+    """
     import jax  # noqa: PLC0415 - optional
 
     rows, own = soft(fitted(kind), table(kind, data(1, 800)), "leaves")
     x, y = own.features(slice(0, 200)), rows.y[:200].astype(np.float32)
 
-    def value(parameters: Any) -> Any:
-        return own.network.losses(own.network.raw(parameters, x), y).mean()
+    def losses(parameters: Any) -> Any:
+        return own.network.losses(own.network.raw(parameters, x), y)
 
     at, along = (trained(own, seed, size).parameters for seed, size in ((1, 0.05), (2, 1.0)))
-    slopes, step = jax.grad(value)(dict(at)), 1e-3
-    ends = [value({name: at[name] + sign * step * along[name] for name in at}) for sign in (1, -1)]
+    step = 1e-3
+    low, middle, high = (losses({name: at[name] + by * along[name] for name in at}) for by in (-step, 0.0, step))
+    smooth = np.asarray(abs(low + high - 2 * middle)) < (1e-4 if kind == "kernels of classes" else np.inf)
+    assert smooth.mean() > 0.5
+    slopes = jax.grad(lambda parameters: (losses(parameters) * smooth).mean())(dict(at))
     slope = sum(float((np.asarray(slopes[name]) * along[name]).sum()) for name in at)
-    assert slope == pytest.approx(float(ends[0] - ends[1]) / 2 / step, rel=0.05, abs=5e-3)
+    expected = float(np.asarray((high - low) * smooth).mean()) / 2 / step
+    assert slope == pytest.approx(expected, rel=0.05, abs=5e-3)
 
 
 @pytest.mark.parametrize("kind", ["two classes", "ridge", "projected"])
@@ -200,6 +216,95 @@ def test_tables_of_encoders_are_trained() -> None:
     unseen = {**columns, "city": np.full((50, 1), "Bonn", object)}
     np.testing.assert_allclose(run(tuned, unseen)[1], run(model, unseen)[1], atol=1e-6)
     assert np.abs(found - run(model, columns)[1]).max() > 0.01
+
+
+#: Matrix factorisation: two tables, an offset of each user, and a mean; probabilities, or numbers.
+FACTORS = (
+    "a = Gather(u, user) b = Gather(v, item) c = Mul(a, b) d = ReduceSum<keepdims=0>(c, axes) e = Gather(w, user) "
+    "f = Add(d, e) g = Add(f, k)"
+)
+FACTOR_ENDS = {"classes": "p = Sigmoid(g)", "numbers": "p = Identity(g)"}
+USERS, ITEMS, RANK = 40, 25, 3
+
+
+def factors(kind: str, input_of_users: str = "int64[N, 1] user") -> onnx.ModelProto:
+    """Return a matrix factorisation of integers, or of texts that an encoder numbers."""
+    inputs = f"{input_of_users}, int64[N, 1] item"
+    head = f'<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]> g ({inputs}) => (float[N, 1] p)'
+    model = onnx.parser.parse_model(f"{head} {{ {FACTORS} {FACTOR_ENDS[kind]} }}")
+    if "string" in inputs:
+        names = [f"user {at}" for at in range(USERS)]
+        model.graph.node.insert(0, onnx.helper.make_node(
+            "LabelEncoder", ["name"], ["user"], "names", domain="ai.onnx.ml", keys_strings=names,
+            values_int64s=list(range(USERS)), default_int64=0))  # fmt: skip
+    rng = np.random.default_rng(7)
+    sizes = {"u": (USERS, RANK), "v": (ITEMS, RANK), "w": (USERS,), "k": (1,)}
+    values: dict[str, Any] = {name: rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+    for name, value in {**values, "axes": np.array([2])}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return model
+
+
+def ratings(kind: str, moved: float = 0.0, rows: int = 6000) -> Any:
+    """Return rows of users and items with what the model predicts, after some items have moved."""
+    rng = np.random.default_rng(8)
+    user, item = rng.integers(0, USERS, rows), rng.integers(0, ITEMS, rows)
+    named = {own.name: onnx.numpy_helper.to_array(own) for own in factors(kind).graph.initializer}
+    v = named["v"] + moved * np.random.default_rng(9).standard_normal(named["v"].shape)
+    score = (named["u"][user] * v[item]).sum(axis=1) + named["w"][user] + named["k"]
+    y = (
+        (rng.random(rows) < 1 / (1 + np.exp(-score))).astype(int)
+        if kind == "classes"
+        else score + rng.normal(size=rows)
+    )
+    names = np.array([f"user {at}" for at in range(USERS)], object)[user]
+    return pa.table({"user": user, "name": names, "item": item, "y": y})
+
+
+@pytest.mark.parametrize("users", ["int64[N, 1] user", "string[N, 1] name"])
+@pytest.mark.parametrize("kind", FACTOR_ENDS)
+def test_matrix_factorisations(kind: str, users: str) -> None:
+    """Untrained and with random tables, JAX and onnxruntime agree; zero steps change no byte."""
+    model = factors(kind, users)
+    rows, own = soft(model, ratings(kind, rows=800))
+    np.testing.assert_allclose(own.predict(own.raw(rows.held)), scores(rows, model), atol=2e-5)
+    assert own.exported(np.zeros(1)).SerializeToString() == model.SerializeToString()
+    moved = trained(own, 1)
+    np.testing.assert_allclose(
+        scores(rows, moved.exported(np.zeros(1))), moved.predict(moved.raw(rows.held)), atol=2e-5
+    )
+    assert own.network.tables == {"weight 0", "weight 1", "weight 2"}
+
+
+def test_a_matrix_factorisation_is_adopted() -> None:
+    """Items that have moved get other rows, in the same graph; with the scope of encoders nothing else changes."""
+    model = factors("numbers")
+    for scope in ("all", "encoders"):
+        tuned, report = chrion.finetune(model, ratings("numbers", moved=0.7), level="L2", scope=scope)
+        assert report.adopted, report.reason
+        assert [*tuned.graph.node] == [*model.graph.node]
+        before, after = (
+            {t.name: onnx.numpy_helper.to_array(t) for t in own.graph.initializer} for own in (model, tuned)
+        )
+        changed = {name for name in before if not np.array_equal(before[name], after[name])}
+        assert changed == ({"u", "v", "w", "k"} if scope == "all" else {"u", "v", "w"})
+        new = ratings("numbers", moved=0.7)
+        feeds = {name: new[name].to_numpy()[-1000:, None] for name in ("user", "item")}
+        errors = [run(own, feeds)[0][:, 0] - new["y"].to_numpy()[-1000:] for own in (model, tuned)]
+        assert np.mean(errors[0] ** 2) > 1.8
+        assert np.mean(errors[1] ** 2) < 1.3  # the noise has a variance of 1
+
+
+def test_users_that_no_row_has_stay() -> None:
+    """Rows of a table that the data do not look up are those of the original."""
+    model, table_ = factors("numbers"), ratings("numbers", moved=0.7)
+    known = table_.filter(pa.array(table_["user"].to_numpy() < 30))
+    tuned, report = chrion.finetune(model, known, level="L2")
+    assert report.adopted, report.reason
+    before, after = ({t.name: onnx.numpy_helper.to_array(t) for t in own.graph.initializer} for own in (model, tuned))
+    for name in ("u", "w"):
+        assert np.array_equal(before[name][30:], after[name][30:])
+        assert not np.array_equal(before[name][:30], after[name][:30])
 
 
 def test_no_drift_keeps_a_linear_pipeline() -> None:
@@ -286,7 +391,7 @@ def decisions() -> onnx.ModelProto:
     ("make", "about"),
     [
         (decisions, "its scores are no probabilities"),
-        (lambda: fitted("kernel"), "^.*: SVMClassifier 'SVM.*' is not differentiable, and no weights follow it"),
+        (lambda: fitted("votes"), r"its scores are no probabilities \(calibrate the classifier\)"),
     ],
 )
 def test_what_has_no_differentiable_form_is_refused(make: Any, about: str) -> None:

@@ -170,6 +170,24 @@ def test_clusters_are_those_of_scikit_learn(seed: int) -> None:
 
 
 @given(seed=SEEDS)
+@examples(20)
+def test_distances_to_centres_are_features(seed: int) -> None:
+    """K-means before a classifier, beside another transformer, and in a pipeline of its own; at the end are labels."""
+    rng = np.random.default_rng(seed)
+    x, rows = numbers(rng, ROWS, 3), numbers(rng, ROWS, 3)
+    make, classifier = sk("pipeline").make_pipeline, sk("linear_model").LogisticRegression
+    kinds = sk("cluster").KMeans, sk("cluster").MiniBatchKMeans
+    first, second = (kind(int(rng.integers(1, 6)), n_init=1, random_state=seed) for kind in kinds)
+    scaler = sk("preprocessing").StandardScaler
+    union = sk("pipeline").make_union(make(scaler(), first), sk("decomposition").PCA(2))
+    with quiet():
+        fitted = make(union, second, classifier()).fit(x, np.arange(ROWS) % 3)
+        clusters = make(scaler(), kinds[0](3, n_init=1, random_state=seed)).fit(x)
+    np.testing.assert_allclose(translated(fitted, rows)[1], fitted.predict_proba(rows), atol=2e-3)
+    assert len(chrion.translate(clusters).graph.output) == 2
+
+
+@given(seed=SEEDS)
 @examples(40)
 def test_splines_without_missing_values_are_zero_where_a_value_is_missing(seed: int) -> None:
     """A spline that encodes missing values as zeros does so in ONNX."""

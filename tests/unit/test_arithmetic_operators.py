@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from chrion.graph.rewrite import RewriteError
-from chrion.pipelines.tail import find_tail, tail_after
+from chrion.pipelines.tail import Source, find_tail, tail_after
 from random_trees import run
 
 X = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
@@ -19,6 +19,14 @@ ROW = np.array([0.5, -2, 1, 3], np.float32)
 LABELS = {"classlabels_ints": [3, 5]}
 ONE = {"coefficients": ROW.tolist(), "intercepts": [0.3]}
 TWO = {"coefficients": [*ROW.tolist(), *(-ROW).tolist()], "intercepts": [0.3, 0.1]}
+VECTORS = np.random.default_rng(2).standard_normal(5 * 4).astype(np.float32).tolist()
+KERNELS = {"LINEAR": [0.0, 0.0, 0.0], "POLY": [0.3, 1.0, 3.0], "RBF": [0.4, 0.0, 0.0], "SIGMOID": [0.2, -0.5, 0.0]}
+MACHINE = {"support_vectors": VECTORS, "kernel_params": [0.4, 0.0, 0.0], "kernel_type": "RBF"}
+#: Support vectors of two and of three classes; slopes and offsets of their probabilities.
+OF_TWO = {"coefficients": VECTORS[:5], "rho": [0.3], "vectors_per_class": [2, 3], "classlabels_ints": [3, 5]}
+OF_THREE = {"coefficients": VECTORS[:10], "rho": [0.3, -0.2, 0.1], "vectors_per_class": [2, 1, 2],
+            "classlabels_ints": [3, 5, 8]}  # fmt: skip
+PLATT = {"prob_a": [-1.5, -2.0, -0.7], "prob_b": [0.2, 0.0, -0.4]}
 INTS = {name: np.array(value) for name, value in {"axis": [1], "shape": [0, 2, 2], "flat": [-1, 2]}.items()}
 CASES: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("Abs", {}, []), ("Neg", {}, []), ("Tanh", {}, []), ("Sigmoid", {}, []), ("Relu", {}, []), ("Exp", {}, []),
@@ -46,14 +54,23 @@ CASES: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("LinearRegressor", {"coefficients": ROW.tolist()}, []),
     *(("LinearClassifier", {**own, **LABELS, "post_transform": link}, [])
       for own, link in ((ONE, "LOGISTIC"), (TWO, "NONE"), (TWO, "LOGISTIC"), (TWO, "SOFTMAX"))),
+    *(("SVMRegressor", {"support_vectors": VECTORS, "coefficients": VECTORS[:5], "rho": [0.3], "n_supports": 5,
+                        "kernel_type": kind, "kernel_params": given}, []) for kind, given in KERNELS.items()),
+    ("SVMRegressor", {"coefficients": ROW.tolist(), "rho": [0.3], "kernel_params": [0.0, 0.0, 0.0]}, []),
+    ("SVMClassifier", {**MACHINE, **OF_TWO}, []), ("SVMClassifier", {**MACHINE, **OF_THREE}, []),
+    ("SVMClassifier", {**MACHINE, **OF_TWO, **{name: own[:1] for name, own in PLATT.items()}}, []),
+    ("SVMClassifier", {**MACHINE, **OF_THREE, **PLATT}, []),
+    *(("SVMClassifier", {"coefficients": VECTORS[:8], "rho": [0.3], "kernel_params": [0.0, 0.0, 0.0], **LABELS,
+                         "post_transform": link}, []) for link in ("NONE", "LOGISTIC", "SOFTMAX")),
 ]  # fmt: skip
-CLASSICAL = {"ArrayFeatureExtractor", "Imputer", "LinearClassifier", "LinearRegressor", "Normalizer", "Scaler"}
+CLASSICAL = {"ArrayFeatureExtractor", "Imputer", "LinearClassifier", "LinearRegressor", "Normalizer", "Scaler",
+             "SVMClassifier", "SVMRegressor"}  # fmt: skip
 
 
 def model_of(kind: str, given: dict[str, Any], constants: list[Any]) -> onnx.ModelProto:
     """Return a model of one operator after features."""
     names = [f"c{at}" for at in range(len(constants))]
-    outputs = ["label", "y"] if kind == "LinearClassifier" else ["y"]
+    outputs = ["label", "y"] if kind.endswith("Classifier") else ["y"]
     node = helper.make_node(kind, ["x", *names], outputs, domain="ai.onnx.ml" if kind in CLASSICAL else "", **given)
     weights = [numpy_helper.from_array(np.asarray(own), name) for own, name in zip(constants, names, strict=True)]
     source = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 4])
@@ -71,7 +88,7 @@ def test_operators_are_those_of_onnxruntime(kind: str, given: dict[str, Any], co
     model, x = model_of(kind, given, constants), X.copy()
     x[2, 1], x[3, 2] = (np.nan if np.isnan(given.get("replaced_value_float", 0.0)) else 0), 0
     expected = run(model, {"x": x})[0]
-    found = tail_after(model, "x").values(np, {}, x)["y"]
+    found = tail_after(model, [Source("x")]).values(np, {}, x)["y"]
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
 
@@ -83,12 +100,21 @@ def test_operators_are_those_of_onnxruntime(kind: str, given: dict[str, Any], co
         ("Cast", {"to": TensorProto.INT64}, []),
         ("LinearClassifier", {**TWO, **LABELS, "post_transform": "PROBIT"}, []),
         ("LinearClassifier", {**ONE, **LABELS, "post_transform": "SOFTMAX"}, []),
+        ("SVMClassifier", {**MACHINE, **OF_THREE, **PLATT, "post_transform": "SOFTMAX"}, []),
+        (
+            "SVMRegressor",
+            {"coefficients": ROW.tolist(), "rho": [0.3], "kernel_params": [0.0, 0.0, 0.0], "one_class": 1},
+            [],
+        ),
     ],
 )
 def test_other_operators_are_refused_by_name(kind: str, given: dict[str, Any], constants: list[Any]) -> None:
     """The message begins with the operator."""
     model = model_of(kind, given, constants)
-    for find in (lambda: tail_after(model, "x"), lambda: find_tail(model, lambda _: True)):
+    for find in (
+        lambda: tail_after(model, [Source("x")]),
+        lambda: find_tail(model, lambda _: ("tensor(float)", ["N", 4])),
+    ):
         with pytest.raises(RewriteError, match=f"^{kind} '.*is not differentiable"):
             find()
 
@@ -100,8 +126,11 @@ def test_weights_are_told_from_constants_of_operators() -> None:
         ("Mul", [ROW], True), ("Add", [np.float32(0.5)], True), ("Sub", [np.float32(0.5)], True), ("MatMul", [W], True),
     ]  # fmt: skip
     for kind, constants, expected in cases:
-        assert bool(tail_after(model_of(kind, {}, constants), "x").weights) == expected, kind
-    assert [*tail_after(model_of("LinearRegressor", ONE, []), "x").weights] == ["y/coefficients", "y/intercepts"]
+        assert bool(tail_after(model_of(kind, {}, constants), [Source("x")]).weights) == expected, kind
+    assert [*tail_after(model_of("LinearRegressor", ONE, []), [Source("x")]).weights] == [
+        "y/coefficients",
+        "y/intercepts",
+    ]
 
 
 def test_a_weight_that_other_operators_read_stays() -> None:
@@ -111,8 +140,51 @@ def test_a_weight_that_other_operators_read_stays() -> None:
     model = onnx.parser.parse_model(f"{head} g (float[N, 4] x) => (bool[N, 3] l, float[N, 3] p) {{ {body} }}")
     for name, value in {"s": ROW, "t": ROW, "u": W[0], "w": W}.items():
         model.graph.initializer.append(numpy_helper.from_array(value, name))
-    assert [*tail_after(model, "r").weights] == ["t", "w"]
+    assert [*tail_after(model, [Source("r")]).weights] == ["t", "w"]
     then = helper.make_graph([helper.make_node("Identity", ["t"], ["o"])], "then", [], [
         helper.make_tensor_value_info("o", TensorProto.FLOAT, [4])])  # fmt: skip
     model.graph.node.append(helper.make_node("If", ["c"], ["q"], then_branch=then, else_branch=then))
-    assert [*tail_after(model, "r").weights] == ["w"]
+    assert [*tail_after(model, [Source("r")]).weights] == ["w"]
+
+
+def test_probabilities_of_many_classes_are_those_of_onnxruntime() -> None:
+    """Votes of pairs are coupled to the same number of rounds, also where a class is certain."""
+    rng = np.random.default_rng(3)
+    for classes, size in ((4, 1.0), (12, 8.0)):
+        pairs = classes * (classes - 1) // 2
+        given = {"support_vectors": rng.standard_normal(classes * 4).tolist(), "kernel_type": "RBF",
+                 "kernel_params": [0.1, 0.0, 0.0], "coefficients": (size * rng.standard_normal((classes - 1) * classes)
+                 ).tolist(), "rho": rng.standard_normal(pairs).tolist(), "vectors_per_class": [1] * classes,
+                 "classlabels_ints": [*range(classes)], "prob_a": (-size * rng.random(pairs)).tolist(),
+                 "prob_b": rng.standard_normal(pairs).tolist()}  # fmt: skip
+        x = rng.standard_normal((500, 4)).astype(np.float32)
+        model = model_of("SVMClassifier", given, [])
+        found = tail_after(model, [Source("x")]).values(np, {}, x)["y"]
+        np.testing.assert_allclose(found, run(model, {"x": x})[0], atol=2e-5)
+        np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
+
+
+def test_integers_that_look_up_weights_are_features() -> None:
+    """Two tables and an offset are weights; a table of integers, and a column that is read otherwise, are not."""
+    head = '<ir_version: 8, opset_import: ["": 18]>'
+    model = onnx.parser.parse_model(
+        f"{head} g (int64[N, 1] user, int64[N, 1] item, float[N, 1] age) => (float[N, 1] p) "
+        "{ a = Gather(u, user) b = Gather(v, item) c = Mul(a, b) d = ReduceSum(c, axes) e = Squeeze(d, last)"
+        " f = Gather(groups, item) h = Cast<to=1>(f) i = Add(e, h) j = Add(i, age) p = Add(j, k) }"
+    )
+    rng = np.random.default_rng(4)
+    u, v = (rng.standard_normal((rows, 3)).astype(np.float32) for rows in (6, 9))
+    for name, value in {"u": u, "v": v, "groups": np.arange(9), "axes": np.array([2]), "last": np.array([2]),
+                        "k": np.float32([0.5])}.items():  # fmt: skip
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    kinds = {"user": "tensor(int64)", "item": "tensor(int64)", "age": "tensor(float)"}
+    tail = find_tail(model, lambda name: (kinds[name], ["N", 1]))
+    assert {*tail.weights} == {"u", "v", "k"}
+    assert tail.tables == {"u", "v"}
+    assert [(own.name, own.looks_up) for own in tail.sources] == [("age", False), ("item", True), ("user", True)]
+    feeds = {"user": rng.integers(-6, 6, (20, 1)), "item": rng.integers(0, 9, (20, 1)),
+             "age": rng.standard_normal((20, 1)).astype(np.float32)}  # fmt: skip
+    x = np.concatenate([feeds["age"], feeds["item"], feeds["user"]], axis=1).astype(np.float32)
+    np.testing.assert_allclose(tail.values(np, {}, x)["p"], run(model, feeds)[0], atol=1e-6)
+    with pytest.raises(RewriteError, match=r"scores depend on 'age', of type tensor\(float\) and shape \['N', None\]"):
+        find_tail(model, lambda name: (kinds[name], ["N", None if name == "age" else 1]))

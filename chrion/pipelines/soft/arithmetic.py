@@ -59,6 +59,11 @@ class ArithmeticNetwork(ScoreNetwork):
         own = {self._names[name]: value.shape for name, value in self._tail.weights.items()}
         return {**own, **(self._trees.shapes(level) if self._trees else {})}
 
+    @property
+    def tables(self) -> frozenset[str]:
+        """The parameters that integers look up."""
+        return frozenset(self._names[name] for name in self._tail.tables)
+
     def raw(self, parameters: Mapping[str, Any], x: Any, key: Any = None) -> Any:
         """Return logarithms of probabilities up to a constant, or numbers, [rows, targets]; see the class before."""
         return self._raw(self.weights(parameters), self._source(parameters, x, key))
@@ -79,7 +84,9 @@ class ArithmeticNetwork(ScoreNetwork):
         """Return what the operators begin with."""
         if self._trees:
             return self._trees.raw(parameters, x, key)
-        return x if key is None else self._centre + self._drop(x - self._centre, key)
+        if key is None:
+            return x
+        return self._jax.numpy.where(self._tail.integers, x, self._centre + self._drop(x - self._centre, key))
 
     def _raw(self, weights: Mapping[str, Any], source: Any) -> Any:
         np_ = self._jax.numpy

@@ -64,6 +64,11 @@ class ScoreNetwork(ABC):
             key: The random key of dropout; nothing is dropped if None.
         """
 
+    @property
+    def tables(self) -> frozenset[str]:
+        """The parameters that are tables with a row for each category."""
+        return frozenset()
+
     @abstractmethod
     def shapes(self, level: str) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the parameters of a level by name."""

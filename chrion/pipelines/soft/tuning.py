@@ -96,7 +96,7 @@ class SoftPipeline:
         if self.trees:
             return with_soft_trees(model, self.trees, parameters, loss, embeddings)
         width = self.features.fixed.shape[1]
-        return with_embeddings(model, self.pipeline.features, width, embeddings) if embeddings else model
+        return with_embeddings(model, self.pipeline.sources[0], width, embeddings) if embeddings else model
 
     def hardened(self, ensemble: TreeEnsemble) -> tuple[TreeEnsemble, Array] | None:
         """Return the trees with what was trained, and what to add to their scores; None if they cannot have it.
@@ -160,7 +160,7 @@ def as_soft(rows: Rows, start: Start, options: SoftOptions) -> SoftPipeline:
     pipeline = rows.pipeline
     x = rows.features(start.model)
     features = Features(x)
-    if options.scope != "leaves":
+    if options.scope != "leaves" and not (pipeline.tail and pipeline.tail.looks_up):
         features = embedded(rows, x, pipeline.feature_runner(start.model))
     trees = _softened(pipeline, x[rows.tuned], start, options.softness) if pipeline.has_trees else None
     dropout, unit = options.training.dropout, float(rows.y[rows.tuned].std()) or 1.0
@@ -206,7 +206,9 @@ def _softened(pipeline: Pipeline, x: Array, start: Start, softness: Softness) ->
 
 
 def _training(rows: Rows, soft: SoftPipeline, options: SoftOptions) -> Training:
-    shapes = {} if options.scope == "encoders" else soft.network.shapes(options.level)
+    shapes, tables = soft.network.shapes(options.level), soft.network.tables
+    if options.scope != "all":
+        shapes = {name: own for name, own in shapes.items() if (name in tables) == (options.scope == "encoders")}
     return Training(soft.network, shapes, (soft.features, rows.y), options.training, options.seed)
 
 
