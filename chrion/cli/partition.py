@@ -80,12 +80,14 @@ def partition(
         _show_tables(plan, [*([str(trees)] if trees else []), *reasons], written)
     for line in plan.missed:
         note(f"warning: {line}")
+    can_run = is_this_machine(measured.machine)
     try:
         require_tensors(graph)
     except CannotCutError as error:
+        can_run = False
         note(f"warning: sessions run this model plain, without the plan: {error}")
     if not as_json:
-        show(_next_step(model, path, is_measured=is_this_machine(measured.machine)))
+        show(_next_step(model, path, can_run=can_run))
     if plan.missed:
         raise typer.Exit(OUT_OF_REACH)
 
@@ -113,10 +115,10 @@ def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.O
     show(plan_table(plan), *lines, *estimated, *reasons, *messages)
 
 
-def _next_step(model: ModelOptions, path: Path, *, is_measured: bool) -> str:
-    """Return a line with the commands that measure and draw a plan; only that which draws it for another machine."""
+def _next_step(model: ModelOptions, path: Path, *, can_run: bool) -> str:
+    """Return a line with the commands that measure and draw a plan; only that which draws it if it cannot run here."""
     options = [word for text in model.shape or () for word in ("--shape", text)]
     bench = ["chrion", "bench", str(model.path), *options, "--plan", str(path)]
     page = path.with_name(f"{path.name.removesuffix('.json').removesuffix('.plan')}.timeline.html")
     report = ["chrion", "report", str(path), "--html", str(page)]
-    return f"next: {'; '.join(map(shlex.join, [bench, report] if is_measured else [report]))}"
+    return f"next: {'; '.join(map(shlex.join, [bench, report] if can_run else [report]))}"

@@ -152,7 +152,7 @@ def _opened(model: str | Path | bytes | onnx.ModelProto, level: str) -> Pipeline
     pipeline = Pipeline(model)
     if pipeline.tail and level == "L1":
         reason = "what follows its trees changes their scores" if pipeline.has_trees else "it has no trees"
-        hint = "add --soft, or level='L2'"
+        hint = "add --soft; in Python, level='L2'"
         raise ModelError(f"{pipeline.name}: leaves cannot be fitted: {reason}", hint=hint)
     return pipeline
 

@@ -56,7 +56,7 @@ def estimate_profile(
         expected = f"1 to {processor.cores}, the cores of {processor.name}"
         raise wrong_value("cores", expected, count, failure=HardwareError)
     chunks = chunk_choices(graph)
-    forms = tree_variants(graph).values() if accelerator else ()
+    forms = tree_variants(graph, 0 if accelerator else count).values()
     operators = representatives(graph, chunks, [*variants, *forms])
     first = {s: _Operator.of(*operator) for s, operator in operators.items()}
     estimator = _Estimator(processor, accelerator, count)

@@ -40,7 +40,7 @@ def plan_table(plan: Plan) -> FigureTable:
         columns += ["operators on accelerator", "on CPU", "cores"]
     table = FigureTable(title, [key(""), *columns], sparse=True)
     rows: list[tuple[str, Prediction | None, int, int, int]] = [
-        ("accelerator only", plan.accelerator_only, n, 0, 0),
+        ("accelerator only", plan.accelerator_only, n - (off := plan.off_accelerator), off, int(off > 0)),
         ("CPU only, measured" if plan.cpu_only_measured else "CPU only", plan.cpu_only, 0, n, plan.cpu_only_cores),
         (plan.policy, plan.predicted, plan.on_accelerator, plan.on_cpu, plan.schedule.cores),
     ]

@@ -98,6 +98,8 @@ class Plan:
     memory: Memory = "resident"
     #: The policy or the initial solution that the schedule comes from.
     origin: str = ""
+    #: Number of operators that ``accelerator_only`` has on a core, since the accelerator has no kernel for them.
+    off_accelerator: int = 0
     #: Number of cores that ``cpu_only`` uses; 0 if unknown.
     cpu_only_cores: int = 0
     #: True if ``cpu_only`` was measured.
@@ -358,7 +360,7 @@ def _check_figures(plan: Plan) -> None:
     predictions = filter(None, (plan.predicted, plan.accelerator_only, plan.cpu_only))
     figures = [*plan.busy_ms, *chain(*plan.segment_ms), *chain(*map(astuple, predictions)), plan.lower_bound_ms]
     figures += [plan.alpha, plan.slo_ms or 0.0, plan.budget_mb or 0.0, plan.expected_error, plan.packed_mb]
-    figures += [plan.estimated, plan.cpu_only_cores, plan.model_operators, plan.machine.memory_mb]
+    figures += [plan.estimated, plan.off_accelerator, plan.cpu_only_cores, plan.model_operators, plan.machine.memory_mb]
     if wrong := [figure for figure in figures if not 0 <= figure < math.inf]:
         raise ValueError(f"{wrong[0]!r} is not a finite number of 0 or more")
 

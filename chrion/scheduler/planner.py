@@ -147,7 +147,10 @@ class Planner:
         #: The operators of the graph and of its variants with their costs, by identity.
         self._costs: dict[int, tuple[Dag, Costs]] = {}
         costs = self._costs_of(graph.dag)
-        self._gpu = _predict(graph, costs, accelerator_only)[0] if costs.accelerator_ms is not None else None
+        has_accelerator = costs.accelerator_ms is not None
+        self._gpu, alone = _predict(graph, costs, accelerator_only) if has_accelerator else (None, None)
+        #: The operators that the accelerator has no kernel for.
+        self._off_accelerator = sum(lane > 0 for lane in alone.lanes) if alone else 0
         self._plain = profile.plain.get(graph.digest)
         if self._plain and self._plain.threads > costs.cores:
             self._plain = None
@@ -226,6 +229,7 @@ class Planner:
             busy_ms=timeline.busy_ms,
             lower_bound_ms=lower_bound_ms(dag, self._costs_of(dag), solution.schedule),
             accelerator_only=self._gpu,
+            off_accelerator=self._off_accelerator,
             cpu_only=cpu_only,
             cpu_only_cores=cpu_only_cores,
             cpu_only_measured=self._plain is not None,
@@ -240,7 +244,10 @@ class Planner:
         if self._plain:
             return Prediction(self._plain.latency_ms, 0.0, 0.0), self._plain.threads
         costs = self._profile.costs(self._graph.dag, cores, self._options.streams, native=False)
-        return _predict(self._graph, costs, cpu_only) if cores else (None, 0)
+        if not cores:
+            return None, 0
+        prediction, schedule = _predict(self._graph, costs, cpu_only)
+        return prediction, schedule.cores
 
     def _remarks_on_plain(self, latency_ms: float) -> list[str]:
         """Return a remark if a plan of a latency is predicted to be slower than the fastest plain session."""
@@ -332,10 +339,10 @@ class Planner:
         return replace(variant, solution=exact)
 
 
-def _predict(graph: Graph, costs: Costs, policy: ScheduleFunction) -> tuple[Prediction, int]:
-    """Return the prediction of a policy's fastest schedule, and its number of cores."""
+def _predict(graph: Graph, costs: Costs, policy: ScheduleFunction) -> tuple[Prediction, Schedule]:
+    """Return the prediction of a policy's fastest schedule, and the schedule."""
     solution = Problem(graph.dag, costs).evaluate(policy(graph.dag, costs, 0.0))
-    return _prediction(solution.with_frame(graph.dag, costs).timeline), solution.schedule.cores
+    return _prediction(solution.with_frame(graph.dag, costs).timeline), solution.schedule
 
 
 def _prediction(timeline: Timeline) -> Prediction:

@@ -404,7 +404,9 @@ def test_what_has_no_differentiable_form_is_refused(make: Any, about: str) -> No
 def test_options_are_checked() -> None:
     """Leaves of a model without trees, and a base rate."""
     model, rows = fitted("two classes"), table("two classes", data(1))
-    with pytest.raises(ModelError, match=r"leaves cannot be fitted: it has no trees \(add --soft, or level='L2'\)"):
+    with pytest.raises(
+        ModelError, match=r"leaves cannot be fitted: it has no trees \(add --soft; in Python, level='L2'\)"
+    ):
         chrion.finetune(model, rows)
     with pytest.raises(OptionError, match="base_rate: the scores of this model cannot be moved"):
         chrion.finetune(model, rows, level="L2", base_rate=0.2)

@@ -107,6 +107,7 @@ OPTIONAL = (
     "budget_mb",
     "memory",
     "origin",
+    "off_accelerator",
     "cpu_only_cores",
     "cpu_only_measured",
     "model_operators",
