@@ -162,11 +162,15 @@ class Gpu:
         if life == self.life and self.held.get(model) == since and not self.users[model]:
             self.gone[model] = self.held.pop(model)
 
+    def free_mb(self) -> float:
+        """Return the memory that no model has and no load takes, without errors of rounding."""
+        used = [*self.held, *([] if self.coming is None else [self.coming])]
+        return round(self.host.spec.gpu_memory_gb * 1000 - sum(self.variant(m)[3] for m in used), 6)
+
     def room_for(self, model: int) -> bool:
         """Evict idle models, the one idle longest first and none without need; return whether there is room."""
         size = {m: self.variant(m)[3] for m in (*self.held, model)}
-        free = self.host.spec.gpu_memory_gb * 1000 - sum(size[m] for m in self.held)
-        free -= self.variant(self.coming)[3] if self.coming is not None else 0
+        free = self.free_mb()
         idle = sorted((m for m in self.held if not self.users[m]), key=self.held.__getitem__)
         victims: list[int] = []
         while free < size[model]:
@@ -184,7 +188,6 @@ class Gpu:
     def load(self, model: int) -> Wait:
         """Bring a model into memory over the link."""
         life, spec = self.life, self.host.spec
-        self.coming = model
         size = self.host.variants[model].load_mb
         ms = spec.load_fixed_ms + size / spec.pcie_gb_per_s
         if spec.host_memory_gb and model not in self.host.disk_cache:
@@ -264,7 +267,7 @@ class Host:
                 proposals.append((*min(waiting), gpu))
         for _, _, model, gpu in sorted(proposals, key=lambda p: p[:2]):
             if gpu.room_for(model):
-                self.link_busy = True
+                self.link_busy, gpu.coming = True, model
                 self.env.process(gpu.load(model))
                 return
 
@@ -313,13 +316,12 @@ class Cluster:
         if not open_gpus or request.sent > 3:
             self.failed.add(request.number)
             return
-        least = min(open_gpus, key=lambda g: g.number)
         has = [g for g in self.gpus if request.model in g.held or request.model in g.awaited]
         order = [i for i in self.homes.get(request.model, []) if self.gpus[i] in has]
         order += [g.index for g in has if g.index not in order]
         self.homes[request.model] = order
         homes = [self.gpus[i] for i in order if self.gpus[i].host.up]
-        chosen = least
+        chosen = least = min(open_gpus, key=lambda g: (g.number, 0 if homes else -g.free_mb()))
         if homes:
             home = min(homes, key=lambda g: g.number)
             chosen = home if home.number < least.number + self.rules.spill else least

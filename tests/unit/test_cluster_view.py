@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import random
+from dataclasses import replace
+from itertools import count
+from typing import Any
 
+import numpy as np
 import pytest
 
 from chrion.errors import OptionError
 from chrion.serving.manager.cluster_view import ClusterView, ReplicaState
-from chrion.serving.manager.policies import route_resident_first, soonest
+from chrion.serving.manager.policies import ROUTING, route_resident_first
 from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.server.options import parse_policies, parse_replicas
+from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
+from chrion.serving.simulator.settings import ServerSpec
+from chrion.serving.variants import Variant
+from property_tests import repetitions
+from simulator_support import engine_of
 
 REPLICAS = ["a", "b", "c"]
 
@@ -26,7 +34,7 @@ def view() -> ClusterView:
     found = ClusterView(route_resident_first)
     found.set_replicas(REPLICAS)
     for name in REPLICAS:
-        found.report(name, state(0, free_bytes=100, load_ms=10.0))
+        found.report(name, state(0, free_bytes=100))
     return found
 
 
@@ -53,12 +61,11 @@ def test_a_request_goes_to_a_replica_that_is_about_to_load_the_model(view: Clust
     assert choose(view, 2, "m/1") == first
 
 
-def test_a_missing_model_goes_where_its_load_starts_first(view: ClusterView) -> None:
-    """Loads that wait, and those that are not reported yet, count; of equals, the one with most memory is chosen."""
-    view.report("a", state(1, load_wait_ms=5.0, load_ms=10.0))
-    view.report("c", state(1, free_bytes=200, load_ms=10.0))
+def test_a_missing_model_goes_to_the_least_loaded_replica(view: ClusterView) -> None:
+    """Of replicas with equally few requests, also if not reported yet, the one with the most free memory is chosen."""
+    view.report("a", state(1, free_bytes=50))
+    view.report("c", state(1, free_bytes=200))
     chosen = [choose(view, number, f"m{number}/1") for number in range(4)]
-    # c has the most memory, then b has no load before, then a waits 5 ms, then b and c wait 10 ms each.
     assert chosen == ["c", "b", "a", "c"]
 
 
@@ -77,24 +84,44 @@ def test_a_replica_that_cannot_hold_the_model_is_not_chosen(view: ClusterView) -
     assert choose(view, 1, "m/1") in REPLICAS
 
 
-def test_the_policy_is_the_simulations(view: ClusterView) -> None:
-    """With all models in memory, choices equal those of the routing function for the same figures."""
-    rng = random.Random(0)
-    homes = {f"m{i}/1": sorted(rng.sample(range(3), rng.randint(1, 3))) for i in range(5)}
-    for at, name in enumerate(REPLICAS):
-        view.report(name, state(1, *(model for model, own in homes.items() if at in own), free_bytes=100))
-    outstanding, running = [0, 0, 0], []
-    for number in range(300):
-        model = f"m{rng.randrange(5)}/1"
-        expected = route_resident_first(outstanding, range(3), homes[model], 0.5)
-        assert choose(view, number, model) == REPLICAS[expected]
-        outstanding[expected] += 1
-        homes[model] = [*homes[model], *({expected} - set(homes[model]))]
-        running.append((number, expected))
-        if rng.random() < 0.7:
-            ended, server = running.pop(rng.randrange(len(running)))
-            view.end(ended)
-            outstanding[server] -= 1
+@pytest.mark.parametrize("name", ["random", "least-loaded", "resident-first"])
+@pytest.mark.parametrize("rate_per_s", [5.0, 40.0])
+def test_simulated_servers_are_chosen_as_replicas_are(name: str, rate_per_s: float) -> None:
+    """A view that is told what simulated servers report chooses the server of each of their requests."""
+    rng = np.random.default_rng(0)
+    requests, policy = repetitions(1500), ROUTING[name]
+    variants = [Variant("v", mb, mb / 20, mb / 20, load_mb=mb) for mb in map(float, rng.integers(300, 1500, 15))]
+    specs = [ServerSpec(gpu_memory_gb=gb, load_fixed_ms=50.0) for gb in (3.0, 4.0, 1.2, 4.0)]
+    models, gaps = rng.integers(0, 15, requests), rng.exponential(1000 / rate_per_s, requests)
+    times = np.cumsum(gaps)
+    config = EngineConfig(specs, variants, engine_of(variants).config.policies, policy, 1)
+    rows: list[Any] = []
+    ClusterEngine(config).run([(times, models)], keep=rows.append)
+    ends = np.concatenate(rows)[:, [0, 5]]
+    view, names, asked = ClusterView(policy), [f"r{i}" for i in range(len(specs))], count()
+    view.set_replicas(names)
+
+    def route(*inputs: Any) -> int:
+        """Choose by the policy, and by the view, which learns before what has changed."""
+        number = next(asked)
+        for ended in ends[ends[:, 1] <= times[number], 0]:
+            view.end(int(ended))
+        for at, server in enumerate(engine.servers):
+            held = (m for m, homes in enumerate(engine.cluster.homes) if at in homes)
+            unfit = (m for m, eligible in enumerate(engine.eligible) if at not in eligible)
+            view.report(
+                names[at],
+                state(number, *map(str, held), unfit=frozenset(map(str, unfit)), free_bytes=server.free_bytes),
+            )
+        assert [view.outstanding(name) for name in names] == inputs[0]
+        chosen = policy(*inputs)
+        assert view.choose(0.0, number, str(models[number]), names[::-1], inputs[3]) == names[chosen]
+        return chosen
+
+    engine = ClusterEngine(replace(config, route=route))
+    engine.run([(times, models)])
+    assert next(asked) == requests
+    assert sum(engine.cluster.loads) > requests / 50
 
 
 def test_a_lost_replica_is_avoided(view: ClusterView) -> None:
@@ -147,11 +174,6 @@ def test_names_of_models_do_not_accumulate(view: ClusterView) -> None:
     view.end(100)
     view.set_replicas([])
     assert not view.homes
-
-
-def test_soonest() -> None:
-    """Only servers of those given are returned, and all with the least wait."""
-    assert soonest([0, 2, 3], [5.0, 0.0, 1.0, 1.0]) == [2, 3]
 
 
 def test_options_of_clusters() -> None:

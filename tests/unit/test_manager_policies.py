@@ -8,6 +8,7 @@ from chrion.serving.manager.policies import (
     ROUTING,
     SPILL,
     ResidentModel,
+    SpeedRoute,
     WaitingModel,
     choose_victims,
     is_in_time,
@@ -93,6 +94,19 @@ def test_resident_first_without_a_resident_server() -> None:
     assert ROUTING["resident-first"]([2, 0, 1], [0, 1, 2], [], 0.0) == 1
 
 
+@pytest.mark.parametrize(("routing", "with_homes"), [("least-loaded", 1), ("resident-first", 3)])
+def test_a_missing_model_goes_where_memory_is_free(routing: str, with_homes: int) -> None:
+    """Of the servers with the fewest requests, the one with most free memory is chosen if no server has the weights."""
+    free = [9.0, 5.0, 7.0, 7.0, 8.0]
+    outstanding = [2, 1, 1, 1, 1]
+    assert ROUTING[routing](outstanding, range(4), [], 0.0, free) == 2
+    assert ROUTING[routing](outstanding, [0, 1, 3, 4], [], 0.0, free) == 4
+    assert ROUTING[routing](outstanding, range(5), [3, 4], 0.0, free) == with_homes
+    by_speed = SpeedRoute([6.0, 2.0, 2.0, 4.0, 4.0], None)
+    assert by_speed(outstanding, range(1, 5), [], 0.0, free) == 4
+    assert by_speed(outstanding, range(1, 5), [1], 0.0, free) == 3
+
+
 @pytest.mark.parametrize(("order", "key"), [("fifo", 0), ("demand", 1)])
 def test_load_order(order: str, key: int) -> None:
     """``fifo`` loads the model of the oldest request, and ``demand`` the model with the most waiting work."""
@@ -124,4 +138,4 @@ def test_rounding_does_not_drop_a_request() -> None:
 @pytest.mark.parametrize(("spill", "server"), [(1, 0), (2, 0), (3, 2), (8, 2)])
 def test_spill_is_the_length_of_queue_that_is_accepted(spill: int, server: int) -> None:
     """The server with the weights is left if it has at least ``spill`` requests more than the least loaded."""
-    assert route_resident_first([1, 1, 3], [0, 1, 2], [2], 0.0, spill) == server
+    assert route_resident_first([1, 1, 3], [0, 1, 2], [2], 0.0, spill=spill) == server

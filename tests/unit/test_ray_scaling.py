@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,22 @@ def test_one_replica_for_each_node_or_gpu() -> None:
     scaling = pytest.importorskip("chrion.serving.server.ray_scaling")
     assert scaling.count_places(NODES, gpus=False) == 2
     assert scaling.count_places(NODES, gpus=True) == 2
+
+
+def test_replicas_follow_requests_as_simulated_servers_do() -> None:
+    """At every tenth second more replicas start at once, and fewer are wanted once they were enough for 30 s."""
+    now_s = 1000.0
+    rules = {"min_servers": 1, "target": 2.0, "period_s": 10.0, "stop_after_s": 30.0}
+    by_load = pytest.importorskip("chrion.serving.server.ray_scaling").ByLoad(4, lambda: now_s, **rules)
+    requests = {10: 5.0, 20: 0.4, 30: 0.0, 40: 0.0, 50: 100.0}
+    number, found = 1, []
+    for second in range(60):
+        now_s = 1000.0 + second
+        context = SimpleNamespace(target_num_replicas=number, total_num_requests=requests.get(second, 7.0))
+        number, _ = by_load(context)
+        found.append(number)
+    # For 5 requests, ceil(5 / 2). The replicas of the beginning and those wanted at 10 s count for 30 s.
+    assert found == [1] * 10 + [3] * 30 + [1] * 10 + [4] * 10
 
 
 @pytest.mark.parametrize(("cores", "count"), [(8, 1), (8, 3), (2, 4), (1, 2)])

@@ -117,6 +117,7 @@ def compare(
     columns = zip(models.tolist(), times.tolist(), factors.tolist(), details.priority.tolist(), strict=True)
     cluster.run([Request(i, *row) for i, row in enumerate(columns)])
 
+    assert engine.cluster.free == [server.free_bytes for server in engine.servers]
     served = ~np.isnan(rows[:, 4])
     numbers = rows[served, 0].astype(int).tolist()
     assert len(rows) == requests

@@ -96,6 +96,7 @@ def check_every_arrival_ends_exactly_once(run: Run) -> None:
     assert metrics.arrivals.sum() == run.requests
     assert metrics.dropped.sum() == dropped.sum()
     assert run.engine.cluster.outstanding == [0] * len(run.engine.servers)
+    assert run.engine.cluster.free == [server.free_bytes for server in run.engine.servers]
     for server in run.engine.servers:
         spec = server.host.spec
         assert (server.free_slots, server.host.free_cores) == (spec.gpu_slots, spec.cpu_cores)

@@ -133,8 +133,10 @@ def literal_route(speeds: list[float], spill: float | None, arrival: Any, end: A
         delays = [
             (sum(chosen[j] == s and end[j] > now for j in range(i)) + 1) / speed for s, speed in enumerate(speeds)
         ]
-        best = delays.index(min(delays))
         homes = list(dict.fromkeys(chosen[j] for j in range(i) if model[j] == model[i]))
+        # Each server has room for all models, of one size: the fewer it has received, the more memory is free.
+        held = [0 if homes else len({model[j] for j in range(i) if chosen[j] == s}) for s in range(len(speeds))]
+        best = min(range(len(speeds)), key=lambda s: (delays[s], held[s]))
         if spill is not None and homes:
             home = min(homes, key=delays.__getitem__)
             best = home if delays[home] < delays[best] + spill else best

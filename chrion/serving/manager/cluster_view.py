@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from chrion.serving.manager.policies import Route, soonest
+from chrion.serving.manager.policies import Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,6 @@ class ReplicaState:
     homes: frozenset[str] = frozenset()
     #: Models that do not fit into its memory.
     unfit: frozenset[str] = frozenset()
-    #: Time until a further load could start, and the expected time of a load.
-    load_wait_ms: float = 0.0
-    load_ms: float = 0.0
     #: Free memory for models.
     free_bytes: int = 0
     #: The node that it runs on.
@@ -42,12 +39,6 @@ class _Replica:
     outstanding: dict[int, str] = field(default_factory=dict)
     #: Time until which it receives no requests, because one failed.
     suspended_until_s: float = 0.0
-
-    @property
-    def load_wait_ms(self) -> float:
-        """Expected time until a further load could start, with the loads that it has not reported yet."""
-        unreported = set(self.outstanding.values()) - self.state.homes - {""}
-        return self.state.load_wait_ms + len(unreported) * self.state.load_ms
 
     @property
     def free_bytes(self) -> float:
@@ -132,20 +123,18 @@ class ClusterView:
             draw: A random number in [0, 1).
 
         Returns:
-            The replica. The policy chooses one that has the model; if none has, one of those that can load it soonest,
-            and of equals the one with the most free memory.
+            The replica that the policy chooses; the order of replicas is that of their names.
         """
         former = self.end(request)
         self.repeated += bool(former) and self._is_lost(former, now_s)
         entries = {replica: self._replicas.setdefault(replica, _Replica()) for replica in replicas}
-        replicas = [r for r in replicas if entries[r].suspended_until_s <= now_s] or replicas
-        replicas = sorted(replicas, key=lambda replica: (-entries[replica].free_bytes, replica))
+        replicas = sorted(r for r in replicas if entries[r].suspended_until_s <= now_s) or sorted(replicas)
         known = [entries[replica] for replica in replicas]
         fitting = [i for i, replica in enumerate(known) if model not in replica.state.unfit] or list(range(len(known)))
         index = {replica: i for i, replica in enumerate(replicas)}
         homes = [index[r] for r in self.homes.get(model, ()) if r in index and index[r] in fitting]
-        eligible = fitting if homes else soonest(fitting, [replica.load_wait_ms for replica in known])
-        chosen = replicas[self._route([len(replica.outstanding) for replica in known], eligible, homes, draw)]
+        outstanding = [len(replica.outstanding) for replica in known]
+        chosen = replicas[self._route(outstanding, fitting, homes, draw, [replica.free_bytes for replica in known])]
         self._replica_of[request] = chosen
         self._replicas[chosen].outstanding[request] = model
         self._add_home(model, chosen)

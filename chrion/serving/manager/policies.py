@@ -9,7 +9,8 @@ decision, three of them with a table from names to functions:
 - admission: which requests are served and which are dropped (:data:`ADMISSION`, :func:`is_in_time`).
 
 Ties are decided by order: for the model that was loaded first, and for the server with the lowest index. Of several
-servers with the weights and equally few requests, the one that received the weights first is chosen.
+servers with the weights and equally few requests, the one that received the weights first is chosen; if no server has
+them, of all servers with equally few requests the one with the most free memory.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class WaitingModel:
 
 #: ``rank(resident, now_ms)``: the model with the lowest rank is evicted first.
 Rank = Callable[[ResidentModel, float], float]
-#: ``route(outstanding, eligible, homes, draw)``: the server's index; see :func:`route_random`.
-Route = Callable[[Sequence[int], Sequence[int], Sequence[int], float], int]
+#: ``route(outstanding, eligible, homes, draw, free)``: the server's index; see :func:`route_random`.
+Route = Callable[[Sequence[int], Sequence[int], Sequence[int], float, Sequence[float]], int]
 #: ``order(waiting)``: the model with the lowest value is loaded first.
 Order = Callable[[WaitingModel], float]
 
@@ -145,7 +146,9 @@ def _without_unnecessary(victims: list[ResidentModel], spare: int) -> list[Resid
     return necessary
 
 
-def route_random(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
+def route_random(
+    outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float, free: Sequence[float] = ()
+) -> int:
     """Choose any server with equal probability.
 
     Args:
@@ -153,20 +156,29 @@ def route_random(outstanding: Sequence[int], eligible: Sequence[int], homes: Seq
         eligible: Servers whose memory can hold the model, in ascending order.
         homes: Servers with the model's weights in memory, or with a pending load of them.
         draw: A uniform random number in [0, 1).
+        free: Memory of each server that is not in use or reserved, which decides if ``homes`` is empty; empty if all
+            have the same.
 
     Returns:
         The index of a server.
     """
-    del outstanding, homes
+    del outstanding, homes, free
     return eligible[int(draw * len(eligible))]
 
 
-def route_least_loaded(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
+def route_least_loaded(
+    outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float, free: Sequence[float] = ()
+) -> int:
     """Choose the server with the fewest outstanding requests; arguments as in :func:`route_random`."""
-    del homes, draw
+    del draw
     if len(eligible) == len(outstanding):  # all servers; these forms are faster
-        return outstanding.index(0) if 0 in outstanding else outstanding.index(min(outstanding))
-    return _least_loaded(outstanding, eligible)
+        least = outstanding.index(0) if 0 in outstanding else outstanding.index(min(outstanding))
+    else:
+        least = _least_loaded(outstanding, eligible)
+    if homes:
+        return least
+    fewest = outstanding[least]
+    return max([i for i in eligible if outstanding[i] == fewest], key=(free or outstanding).__getitem__)
 
 
 def _least_loaded(outstanding: Sequence[int], servers: Sequence[int]) -> int:
@@ -182,8 +194,13 @@ def _least_loaded(outstanding: Sequence[int], servers: Sequence[int]) -> int:
     return best
 
 
-def route_resident_first(
-    outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float, spill: int = SPILL
+def route_resident_first(  # noqa: PLR0913, PLR0917 - the inputs of every policy
+    outstanding: Sequence[int],
+    eligible: Sequence[int],
+    homes: Sequence[int],
+    draw: float,
+    free: Sequence[float] = (),
+    spill: int = SPILL,
 ) -> int:
     """Choose the least loaded server that holds the weights; arguments as in :func:`route_random`.
 
@@ -191,7 +208,7 @@ def route_resident_first(
     a popular model spreads to more servers as its queue grows.
     """
     if not homes:
-        return route_least_loaded(outstanding, eligible, homes, draw)
+        return route_least_loaded(outstanding, eligible, homes, draw, free)
     home = homes[0] if len(homes) == 1 else _least_loaded(outstanding, homes)
     if outstanding[home] < spill:  # the least loaded server has at least 0
         return home
@@ -213,7 +230,14 @@ class SpeedRoute:
         #: The first server of each run of servers of one speed, and of the one after it.
         self._runs = list(pairwise([0, *changes, len(speeds)]))
 
-    def __call__(self, outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
+    def __call__(
+        self,
+        outstanding: Sequence[int],
+        eligible: Sequence[int],
+        homes: Sequence[int],
+        draw: float,
+        free: Sequence[float],
+    ) -> int:
         """Choose a server; arguments as in :func:`route_random`."""
         del draw
 
@@ -222,21 +246,13 @@ class SpeedRoute:
 
         runs = (eligible[bisect_left(eligible, first) : bisect_left(eligible, last)] for first, last in self._runs)
         best = min((_least_loaded(outstanding, run) for run in runs if run), key=delay)
-        if self._spill is None or not homes:
+        if not homes:
+            shortest = delay(best)
+            return max([i for i in eligible if delay(i) == shortest], key=free.__getitem__)
+        if self._spill is None:
             return best
         home = min(homes, key=delay)
         return home if delay(home) < delay(best) + self._spill else best
-
-
-def soonest(servers: Sequence[int], load_wait_ms: Sequence[float]) -> list[int]:
-    """Return the servers on which a load can start first, of those given.
-
-    Args:
-        servers: Indices of servers, at least one.
-        load_wait_ms: Time until a further load can start, for each server.
-    """
-    first = min(load_wait_ms[server] for server in servers)
-    return [server for server in servers if load_wait_ms[server] <= first]
 
 
 def order_fifo(waiting: WaitingModel) -> float:

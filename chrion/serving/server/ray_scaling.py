@@ -1,11 +1,37 @@
-"""The number of replicas on a Ray cluster that follows the number of its nodes or GPUs."""
+"""The number of replicas on a Ray cluster, which follows the number of its nodes or GPUs, or that of requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
+
+from chrion.serving.manager.scaling import Autoscaler, AutoscalingSpec
+
+
+class ByLoad:
+    """The number of replicas that the simulation's rule wants; Serve's controller asks for it many times a second.
+
+    Args:
+        maximum: Maximum replicas.
+        clock: Returns the time in seconds.
+        rules: Keys of the rule.
+    """
+
+    def __init__(self, maximum: int, clock: Callable[[], float] = time.monotonic, **rules: Any) -> None:
+        self._clock = clock
+        self._autoscaler = Autoscaler(AutoscalingSpec(**rules), maximum, clock() * 1000)
+        self._due_s = clock() + self._autoscaler.spec.period_s
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Return the number at a decision, and between two decisions what was decided."""
+        now_s, number = self._clock(), context.target_num_replicas
+        if now_s >= self._due_s:
+            self._due_s = now_s + self._autoscaler.spec.period_s
+            number = self._autoscaler.decide(now_s * 1000, context.total_num_requests, number)
+        return number, {}
 
 
 def one_per_node(_: Any) -> tuple[int, dict[str, Any]]:

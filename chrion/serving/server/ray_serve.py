@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from msgspec import structs
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve import RunTarget
@@ -18,6 +19,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from chrion.errors import OptionError
+from chrion.serving.manager.scaling import AutoscalingSpec
 from chrion.serving.ray_cluster import connected
 from chrion.serving.server import documents, ray_router, ray_scaling, shared_view
 from chrion.serving.server.failures import RequestFailure
@@ -38,15 +40,8 @@ APPLICATION = "chrion"
 _REPORT_S = 1.0
 #: Maximum replicas, if their number follows that of nodes or GPUs: a bound that no cluster should reach.
 _MAX_REPLICAS = 1000
-#: With a range of replicas: the requests in flight for each of them, the time over which these are averaged, and the
-#: times after which too few and too many replicas are changed. Replicas that may be needed again are kept for long,
-#: because one that starts has to load its models.
-_FOLLOWING = {
-    "target_ongoing_requests": 4.0,
-    "look_back_period_s": 30.0,
-    "upscale_delay_s": 30.0,
-    "downscale_delay_s": 600.0,
-}
+#: Time over which Serve averages the number of requests: it must be longer than the interval at which Serve reads it.
+_AVERAGED = {"look_back_period_s": 11.0}
 #: Interval at which the state of replicas that start is asked for, in seconds (a choice, not measured).
 _STARTING_S = 0.2
 
@@ -148,13 +143,18 @@ def _deploy(options: ServerOptions, cluster: ClusterOptions) -> Any:
         log.warning(
             "too few nodes or GPUs: waiting for more", extra={"fields": {"replicas": max(1, minimum), kind: places}}
         )
-    policy = f"{ray_scaling.__name__}:{'one_per_gpu' if gpus else 'one_per_node'}"
-    scaling: dict[str, Any] = {"min_replicas": minimum or 1, "max_replicas": maximum or _MAX_REPLICAS}
-    if not maximum:
-        scaling["initial_replicas"] = max(1, places)
-        scaling |= {"policy": AutoscalingPolicy(policy_function=policy), "upscale_delay_s": 0, "downscale_delay_s": 0}
-    else:
-        scaling |= _FOLLOWING
+    name, rules = "one_per_gpu" if gpus else "one_per_node", {}
+    if maximum:
+        name, rules = "ByLoad", {"maximum": maximum, **structs.asdict(AutoscalingSpec(min_servers=minimum))}
+    scaling = AutoscalingConfig(
+        min_replicas=minimum or 1,
+        max_replicas=maximum or _MAX_REPLICAS,
+        initial_replicas=minimum or max(1, places),
+        policy=AutoscalingPolicy(policy_function=f"{ray_scaling.__name__}:{name}", policy_kwargs=rules),
+        upscale_delay_s=0,
+        downscale_delay_s=0,
+        **_AVERAGED,
+    )
     router = RequestRouterConfig(
         request_router_class=f"{ray_router.__name__}:ModelRouter",
         request_router_kwargs={"application": APPLICATION},
@@ -162,7 +162,7 @@ def _deploy(options: ServerOptions, cluster: ClusterOptions) -> Any:
     )
     deployment = serve.deployment(
         name="replica",
-        autoscaling_config=AutoscalingConfig(**scaling),
+        autoscaling_config=scaling,
         ray_actor_options={"num_cpus": 1, "num_gpus": int(gpus)},
         max_replicas_per_node=None if gpus else 1,
         # The manager of a replica refuses requests, not Serve.

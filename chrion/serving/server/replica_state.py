@@ -32,10 +32,10 @@ class StateReports:
         """Return the report for a time in ms, as the core measures it."""
         if now >= self._read_ms + _AGE_MS or self._core.memory_changes != self._changes:
             self._read_ms, self._changes = now, self._core.memory_changes
-            self._state = self._read(now)
+            self._state = self._read()
         return self._state
 
-    def _read(self, now: float) -> ReplicaState:
+    def _read(self) -> ReplicaState:
         manager = self._core.manager
         homes, unfit = set(), set()
         highest: dict[str, int] = {}
@@ -47,13 +47,10 @@ class StateReports:
                 unfit.add(f"{name}/{version}")
         for models in (homes, unfit):
             models |= {f"{name}/" for name, version in highest.items() if f"{name}/{version}" in models}
-        expected = {key: manager.load_ms_of(key, entry.variant) for key, entry in manager.entries.items()}
         return ReplicaState(
             self._state.number + 1,
             frozenset(homes),
             frozenset(unfit),
-            manager.link_ms(now) + sum(expected[key] for key in manager.cold),
-            sum(expected.values()) / len(expected) if expected else 0.0,
             manager.free[manager.primary],
             self._state.node,
         )

@@ -6,8 +6,7 @@ of its memories: after a start or a repair it holds the pinned models alone.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappush
@@ -16,9 +15,10 @@ import numpy as np
 
 from chrion.serving.manager.policies import Route
 from chrion.serving.manager.records import MAX_ATTEMPTS
+from chrion.serving.manager.scaling import Autoscaler, AutoscalingSpec
 from chrion.serving.simulator.cluster_state import ClusterState, Job
 from chrion.serving.simulator.server import Host
-from chrion.serving.simulator.settings import AutoscalingSpec, DomainSpec
+from chrion.serving.simulator.settings import DomainSpec
 
 _HOUR_MS = 3_600_000.0
 _NAN = float("nan")
@@ -62,7 +62,7 @@ class Availability:
         self._eligible, self._all_eligible = eligible, list(eligible)
         self._policy = route
         self._spec = autoscaling
-        self._host_of = [host for host in hosts for _ in host.devices]
+        self._gpus = [gpu for host in hosts for gpu in host.devices]
         streams = [np.random.default_rng(child) for child in seed.spawn(len(hosts) + 1)]
         self._draws = streams.pop()
         self._processes = [
@@ -81,8 +81,6 @@ class Availability:
         self._starting: set[int] = set()
         #: Servers that failed with each request.
         self._lost: Counter[int] = Counter()
-        #: Time and target number of servers of the decisions within ``stop_after_s``.
-        self._targets: deque[tuple[float, int]] = deque()
         #: True while requests arrive.
         self.open = True
         #: Times in ms, and the number of servers that are on and of those that receive requests from then on.
@@ -95,17 +93,24 @@ class Availability:
         if self._spec:
             for host in self._hosts[self._spec.min_servers :]:
                 host.on = False
-            self._at(self._spec.period_s * 1000, self._decide, self._spec)
+            self._at(self._spec.period_s * 1000, self._decide, Autoscaler(self._spec, len(self._hosts)))
         for host in self._hosts:
             for gpu in host.devices:
                 gpu.on_left = self._note_left
         self._refresh(0.0)
 
-    def route(self, outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
+    def route(
+        self,
+        outstanding: Sequence[int],
+        eligible: Sequence[int],
+        homes: Sequence[int],
+        draw: float,
+        free: Sequence[float],
+    ) -> int:
         """Return the GPU of a request, or the number of GPUs if none is available."""
         if not eligible:
-            return len(self._host_of)
-        return self._policy(outstanding, eligible, [i for i in homes if self._host_of[i].available], draw)
+            return len(self._gpus)
+        return self._policy(outstanding, eligible, [i for i in homes if self._gpus[i].host.available], draw, free)
 
     def on_ms(self, host: Host, end_ms: float) -> float:
         """Return the time for which a server was on."""
@@ -114,7 +119,7 @@ class Availability:
     def refuse(self, now: float, job: Job) -> None:
         """Record a request for which there is no server."""
         number, model, arrival, _, cold = job
-        self._cluster.record((number, model, len(self._host_of), arrival, _NAN, now, cold, model))
+        self._cluster.record((number, model, len(self._gpus), arrival, _NAN, now, cold, model))
 
     def _at(self, time_ms: float, action: object, payload: object) -> None:
         heappush(self._cluster.events, (time_ms, next(self._cluster.sequence), action, payload))  # type: ignore[misc] # a handler
@@ -144,13 +149,12 @@ class Availability:
     def _send_again(self, now: float, job: Job) -> None:
         number, model, *_ = job
         self._lost[number] += 1
-        outstanding, homes = self._cluster.outstanding, self._cluster.homes[model]
-        target = self.route(outstanding, self._eligible[model], homes, float(self._draws.random()))
-        if target == len(self._host_of) or self._lost[number] == MAX_ATTEMPTS:
+        shared, draw = self._cluster, float(self._draws.random())
+        target = self.route(shared.outstanding, self._eligible[model], shared.homes[model], draw, shared.free)
+        if target == len(self._gpus) or self._lost[number] == MAX_ATTEMPTS:
             self.refuse(now, job)
-            return
-        host = self._host_of[target]
-        next(gpu for gpu in host.devices if gpu.index == target).offer(now, job)
+        else:
+            self._gpus[target].offer(now, job)
 
     def _repair(self, now: float, process: FailureProcess) -> None:
         self._failed.subtract(host.index for host in process.hosts)
@@ -170,21 +174,17 @@ class Availability:
                 for gpu in host.devices:
                     gpu.preload(model, now=now)
 
-    def _decide(self, now: float, spec: AutoscalingSpec) -> None:
+    def _decide(self, now: float, autoscaler: Autoscaler) -> None:
         """Switch servers on or off; see ``docs/simulation.md``."""
+        spec = autoscaler.spec
         if self._goes_on():
-            self._at(now + spec.period_s * 1000, self._decide, spec)
-        minimum, maximum = min(spec.min_servers, len(self._hosts)), len(self._hosts)
-        target = max(minimum, min(maximum, math.ceil(sum(self._cluster.outstanding) / spec.target)))
-        while self._targets and self._targets[0][0] <= now - spec.stop_after_s * 1000:
-            self._targets.popleft()
-        self._targets.append((now, target))
+            self._at(now + spec.period_s * 1000, self._decide, autoscaler)
         present = [host for host in self._hosts if host.on and host.index not in self._draining]
-        if target > len(present):
-            self._add(now, target - len(present), spec.cold_start_s * 1000)
-        elif now >= spec.stop_after_s * 1000:
-            needed = max(number for _, number in self._targets)
-            for host in present[needed:]:
+        wanted = autoscaler.decide(now, sum(self._cluster.outstanding), len(present))
+        if wanted > len(present):
+            self._add(now, wanted - len(present), spec.cold_start_s * 1000)
+        elif wanted < len(present):
+            for host in present[wanted:]:
                 self._draining.add(host.index)
                 self._log(now, "drain", host)
             self._refresh(now)
@@ -213,7 +213,7 @@ class Availability:
     def _note_left(self, now: float) -> None:
         """Switch off draining servers whose requests have all left."""
         for host in [self._hosts[i] for i in sorted(self._draining)]:
-            if not host.outstanding:
+            if not any(self._cluster.outstanding[gpu.index] for gpu in host.devices):
                 self._draining.discard(host.index)
                 self._starting.discard(host.index)
                 for gpu in host.devices:
@@ -232,7 +232,7 @@ class Availability:
         known: dict[int, Sequence[int]] = {}
         for every in self._all_eligible:
             if id(every) not in known:
-                known[id(every)] = [i for i in every if self._host_of[i].available]
+                known[id(every)] = [i for i in every if self._gpus[i].host.available]
         self._eligible[:] = [known[id(every)] for every in self._all_eligible]
 
     def _note_change(self, now: float) -> None:

@@ -34,7 +34,9 @@ class ClusterState:
     events: list[Event]
     #: Requests at each server, waiting or running.
     outstanding: list[int]
-    #: By model: the servers that hold its weights, or have a pending load of them.
+    #: Memory of each server that is not in use or reserved.
+    free: list[int]
+    #: By model: the servers that hold its weights, or have a pending load of them; all if it has no GPU memory.
     homes: list[list[int]]
     objectives: Objectives
     #: Loads by model.

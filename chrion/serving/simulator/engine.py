@@ -22,6 +22,7 @@ import numpy as np
 from chrion.serving.manager.device_memory import TICK_MS
 from chrion.serving.manager.policies import Route
 from chrion.serving.manager.policy_settings import ServerPolicies
+from chrion.serving.manager.scaling import AutoscalingSpec
 from chrion.serving.simulator.availability import Availability
 from chrion.serving.simulator.cluster_state import ClusterState, Event
 from chrion.serving.simulator.eligibility import eligible_by_model
@@ -30,7 +31,7 @@ from chrion.serving.simulator.network_store import NetworkStore
 from chrion.serving.simulator.requests import Floats, Indices, Requests
 from chrion.serving.simulator.server import Host, Server
 from chrion.serving.simulator.service import busy_shares, scaled_levels, service_table
-from chrion.serving.simulator.settings import AutoscalingSpec, DomainSpec, ServerSpec, StoreSpec
+from chrion.serving.simulator.settings import DomainSpec, ServerSpec, StoreSpec
 from chrion.serving.variants import Jitter, Variant
 
 #: Requests in order of arrival: times in ms and models, both of shape [n], and optionally their details.
@@ -131,6 +132,8 @@ class ClusterEngine:
         self.now = 0.0
         policies = replace(config.policies, next_use=self._next_use) if config.oracle else config.policies
         sequence = count()
+        self.eligible = eligible_by_model(levels, gpus)
+        every = {id(servers): [*servers] for servers in self.eligible}
         store = NetworkStore(config.store.gb_per_s, self._events, sequence) if config.store else None
         self.cluster = ClusterState(
             table=tables[0],
@@ -138,14 +141,14 @@ class ClusterEngine:
             objectives=self.metrics.objectives,
             events=self._events,
             outstanding=[0] * len(gpus),
-            homes=[[] for _ in range(models)],
+            free=[spec.budget_bytes for spec in gpus],
+            homes=[[] if size else every[id(own)] for size, own in zip(tables[0].sizes[0], self.eligible, strict=True)],
             loads=[0] * models,
             record=self.metrics.record,
             journal=journal,
             store=store,
             sequence=sequence,
         )
-        self.eligible = eligible_by_model(levels, gpus)
         states = [self.cluster, *(replace(self.cluster, table=table) for table in tables[1:])]
         self.servers, self.hosts = _build_servers(config.servers, [states[i] for i in classes])
         self.availability: Availability | None = None
@@ -219,7 +222,8 @@ class ClusterEngine:
 
     def _replay(self, times: list[float], models: list[int], factors: list[Any], draws: list[float]) -> None:
         events, pop, route = self._events, heapq.heappop, self._route
-        outstanding, homes, eligible = self.cluster.outstanding, self.cluster.homes, self.eligible
+        cluster, eligible = self.cluster, self.eligible
+        outstanding, homes, free = cluster.outstanding, cluster.homes, cluster.free
         offers = [server.offer for server in self.servers]
         if self.availability:
             offers.append(self.availability.refuse)
@@ -232,7 +236,7 @@ class ClusterEngine:
                     action(at, payload)
             self._number = number + 1
             job = number, model, now, factor, False
-            offers[route(outstanding, eligible[model], homes[model], draw)](now, job)
+            offers[route(outstanding, eligible[model], homes[model], draw, free)](now, job)
             number += 1
         self.now = max([self.now, *times[-1:]])
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from chrion.errors import OptionError
 from chrion.generation.scheduling import Batch, IterationScheduler
-from chrion.serving.manager.policies import ROUTING, route_least_loaded, route_resident_first
+from chrion.serving.manager.policies import route_least_loaded, route_random, route_resident_first
 from chrion.serving.simulator.decoder_requests import DecoderWorkload, draw_workload
 from chrion.serving.simulator.decoder_scenario import DecoderScenario, ObjectivesSpec
 from chrion.serving.simulator.histograms import BINS, Counts, Floats, bin_index
@@ -185,7 +185,7 @@ class _Router:
         if len(self._replicas) == 1:
             return 0
         if self._routing == "random":
-            return ROUTING["random"](self.outstanding, self._all, (), self._draws[number])
+            return route_random(self.outstanding, self._all, (), self._draws[number])
         group = -1 if self._groups is None else self._groups[number]
         if group < 0:
             return route_least_loaded(self.outstanding, self._all, (), 0.0)

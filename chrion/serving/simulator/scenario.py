@@ -24,6 +24,7 @@ from chrion.serving.manager.policies import Route, SpeedRoute
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
 from chrion.serving.manager.ready_queue import BatchLimits
 from chrion.serving.manager.records import MAX_DELAY_MS
+from chrion.serving.manager.scaling import AutoscalingSpec
 from chrion.serving.simulator.eligibility import check_fit
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
 from chrion.serving.simulator.overrides import TOP_KEYS, apply_sets
@@ -43,7 +44,6 @@ from chrion.serving.simulator.scenario_models import (
 from chrion.serving.simulator.server_hardware import DatasheetFigures, complete_server
 from chrion.serving.simulator.settings import (
     SYNTHETIC,
-    AutoscalingSpec,
     DomainSpec,
     ModelSpec,
     ScenarioFile,

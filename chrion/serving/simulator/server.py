@@ -53,11 +53,6 @@ class Host(HostResources["Server"]):
         self.on_since_ms = 0.0
         self.on_ms = 0.0
 
-    @property
-    def outstanding(self) -> int:
-        """Requests on the server, waiting or running."""
-        return sum(gpu.outstanding for gpu in self.devices)
-
 
 class Server(ModelManager[Job]):
     """One GPU over time.
@@ -93,18 +88,12 @@ class Server(ModelManager[Job]):
         self.memory = BinnedAverage()
         #: Time of a load by level and model; servers with equal links share it.
         self.load_ms = load_ms
-        self._table = table
         self._models, self._levels = table.models, len(table.variants)
         self._fails = spec.mtbf_h > 0 or policies.fail_together
         self._priorities = cluster.priorities
         # A reference is faster than a look-up of the method for each event.
         self._events, self._sequence, self._record = cluster.events, cluster.sequence, cluster.record
         self._handle_end, self._handle_release = self.end, self.release
-
-    @property
-    def outstanding(self) -> int:
-        """Requests on this GPU, waiting or running."""
-        return self._outstanding[self.index]
 
     def preload(self, model: int, *, now: float = 0.0, shrink: bool = False) -> bool:
         """Put a model into memory, not counted as a load; return false if it does not fit.
@@ -149,7 +138,7 @@ class Server(ModelManager[Job]):
         heapify(self._events)
         loading = () if self.loading is None else (self.loading,)
         for model in (*self.residents, *self.cold, *self.reserved, *loading):
-            if self.index in self.cluster.homes[model]:
+            if self.sizes[0][model] and self.index in self.cluster.homes[model]:
                 self.cluster.homes[model].remove(self.index)
         waiting = self.lose()
         if self.cluster.store:
@@ -214,7 +203,7 @@ class Server(ModelManager[Job]):
 
     def _begin_load(self, now: float, resident: ResidentModel) -> None:
         model, level, memory = resident.key, resident.level, self.host.memory
-        kind, load_mb = level * self._models + model, self._table.load_mb[level][model]
+        kind, load_mb = level * self._models + model, self.cluster.table.load_mb[level][model]
         resident.load_ms = self.load_ms[level][model]
         load_ms = resident.load_ms + memory.disk_ms(model, level)
         store = self.cluster.store if memory.misses(model) else None
@@ -255,6 +244,7 @@ class Server(ModelManager[Job]):
         self.cluster.homes[model].append(self.index)
 
     def _note_memory(self, now: float) -> None:
+        self.cluster.free[self.index] = self.free_bytes
         self.memory.step(now, self.budget_bytes - self.free_bytes)
 
     def _log(self, now: float, event: str, kind: int) -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from chrion.common.records import LARGEST, Count, NonNegative, Positive, Record
+from chrion.common.records import Count, NonNegative, Positive, Record
 from chrion.errors import ScenarioError
 from chrion.serving.manager.policy_settings import DEFAULT_POLICIES, PolicySpec
 from chrion.serving.manager.records import MAX_DELAY_MS, MAX_QUEUE
+from chrion.serving.manager.scaling import AutoscalingSpec
 from chrion.serving.simulator.requests import MAX_CLASSES, Floats
 
 #: Kinds of workload that need no trace file.
@@ -74,21 +75,6 @@ class DomainSpec(Record, frozen=True):
     #: Mean time between the end of a repair and the next failure.
     mtbf_h: Positive
     mttr_s: Positive = 600.0
-
-
-class AutoscalingSpec(Record, frozen=True):
-    """``[autoscaling]``: servers are switched on and off with the number of requests."""
-
-    #: Servers that are always on.
-    min_servers: Annotated[int, Meta(ge=1, le=10_000)]
-    #: Requests, waiting or running, for each server that is on.
-    target: Positive = 2.0
-    #: Time between two decisions.
-    period_s: Annotated[float, Meta(ge=0.001, le=LARGEST)] = 10.0
-    #: Time from switching a server on until it receives requests.
-    cold_start_s: NonNegative = 60.0
-    #: Time for which fewer servers must be enough before one is switched off.
-    stop_after_s: NonNegative = 300.0
 
 
 class ArrivalsSpec(Record, frozen=True):
