@@ -31,7 +31,14 @@ from chrion.serving.manager.residency import Place
 from chrion.serving.server import batching
 from chrion.serving.server.block_runs import BlockJob, BlockRuns, drop_reason
 from chrion.serving.server.core_records import Pending, Result, Served
-from chrion.serving.server.failures import ModelRemoved, RequestFailure, Status, describe_need, refusal
+from chrion.serving.server.failures import (
+    ModelRemoved,
+    RequestFailure,
+    Status,
+    describe_delay,
+    describe_need,
+    refusal,
+)
 from chrion.serving.server.grace import Grace
 from chrion.serving.server.logs import run_about
 from chrion.serving.server.repository import Key, ServedVersion, file_states
@@ -346,6 +353,8 @@ class ServingCore:
             detail = served.failure if action.reason is Reason.LOAD_FAILED else ""
             if action.reason is Reason.TOO_LARGE:
                 detail = describe_need(served.version.managed, self.manager.budgets)
+            elif action.reason is Reason.NO_TIME:
+                detail = describe_delay(action.expected_ms, served.version.managed.slo_ms)
             self._fail(pending, refusal(served.version.name, action.reason, retry_ms, detail))
 
     def _load(self, action: Load) -> None:
