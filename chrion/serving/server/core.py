@@ -572,7 +572,8 @@ class ServingCore:
         served.failure = f"{Reason.TOO_LARGE.value}: {describe_need(served.version.managed, budgets)}"
         served.attempted.set()
         sizes = {"bytes": {device: smallest.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
-        log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
+        if self.candidates.get(served.version.key) is not served:  # else the one before is served on
+            log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
 
     async def _tick(self) -> None:
         while True:
