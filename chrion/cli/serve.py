@@ -189,10 +189,7 @@ def _parse_bytes(text: str, option: str) -> int:
     Raises:
         OptionError: It is none, or zero.
     """
-    size = round(parse_size_mb(text, option) * 1e6)
-    if not size:
-        raise wrong_value(option, "a size above zero", text)
-    return size
+    return max(1, round(parse_size_mb(text, option, zero=False) * 1e6))
 
 
 def _run(checked: ServerOptions, devices: DeviceOptions, cluster: ClusterOptions | None) -> None:

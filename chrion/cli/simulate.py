@@ -51,10 +51,23 @@ def simulate(
     ] = None,
     find: Annotated[
         str | None,
-        typer.Option(metavar="QUANTITY", help="Search the limit: servers, memory, models or rate. Needs --until."),
+        typer.Option(
+            metavar="QUANTITY",
+            help=(
+                "Search the limit: servers, memory, models or rate; of a decoder, rate, replicas or max_batch. "
+                "Needs --until."
+            ),
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="CONDITION", help="What has to hold: violations<=1%, p99<=250ms.")
+        str | None,
+        typer.Option(
+            metavar="CONDITION",
+            help=(
+                "What has to hold, for example violations<=1%, p99<=250ms; of a decoder, first_p99<=1s, "
+                "between_p99<=50ms or token_p50<=40ms."
+            ),
+        ),
     ] = None,
     replications: Annotated[
         int | None,
@@ -80,8 +93,7 @@ def simulate(
 ) -> None:
     """Simulate a cluster of GPU servers that swap models in and out of memory, or a decoder that generates tokens.
 
-    A scenario with the table [decoder] simulates iterations of a batch, and --find searches rate, replicas or
-    max_batch.
+    A scenario with the table [decoder] simulates iterations of a batch.
     """
     if list_all:
         _list(as_json=as_json)

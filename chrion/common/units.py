@@ -51,7 +51,7 @@ def parse_duration_ms(text: str | float, name: str = "duration", *, zero: bool =
     return value
 
 
-def parse_size_mb(text: str | float, name: str = "size") -> float:
+def parse_size_mb(text: str | float, name: str = "size", *, zero: bool = True) -> float:
     """Parse a size such as ``600MB``, ``1.5 gb``, ``800kB`` or ``512MiB``; a plain number is in megabytes.
 
     Decimal units are powers of 1000 bytes (1 MB = 10^6 bytes), binary units powers of 1024 (1 MiB = 2^20 bytes).
@@ -59,17 +59,18 @@ def parse_size_mb(text: str | float, name: str = "size") -> float:
     Args:
         text: The size. Upper and lower case are the same, and a space may precede the unit.
         name: The name of the option, for the error message.
+        zero: Whether zero is a size, too.
 
     Returns:
-        Megabytes (10^6 bytes), finite and not negative.
+        Megabytes (10^6 bytes), finite and above zero, or zero if that is allowed.
 
     Raises:
-        OptionError: The text is not a size, or negative.
+        OptionError: The text is not a size, or not in this range.
     """
     value = _quantity(text, _BYTES_PER_UNIT) / 1e6
-    if not (math.isfinite(value) and value >= 0):
+    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
         hint = "write it as 600MB, 0.6GB, 500kB or 512MiB; a plain number is in MB"
-        raise wrong_value(name, "a size of zero or more", text, hint=hint)
+        raise wrong_value(name, f"a size {'of zero or more' if zero else 'above zero'}", text, hint=hint)
     return value
 
 

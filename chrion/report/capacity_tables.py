@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from chrion.report.figure_table import Column, FigureTable, key
-from chrion.report.simulation_tables import figure_text
+from chrion.report.simulation_tables import WIDE, figure_text
 from chrion.serving.simulator import find
 from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.decoder_scenario import DecoderScenario
@@ -159,7 +159,7 @@ def amount_text(probe: Probe) -> str:
 def intervals_table(sample: str, by_pattern: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
     """Return a table with the mean of each figure and its 95 % confidence interval, given the sample in words."""
     names = list(next(iter(by_pattern.values())))
-    title = f"{sample}, and half the width of their 95 % confidence intervals; ? if one includes 0"
+    title = f"{sample}, and half the width of their 95 % confidence intervals; {WIDE}"
     columns = [f"{name.replace('_', ' ')}{'' if name in (*SHARES, COST) else ' ms'}" for name in names]
     table = FigureTable(title, [key("pattern"), *columns])
     for pattern, intervals in by_pattern.items():

@@ -12,7 +12,7 @@ from chrion.common.units import format_count
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import label_axes, new_figure, plain_text, save_figure
 from chrion.report.simulation_plots import line_style
-from chrion.report.simulation_tables import figure_text, ms_text
+from chrion.report.simulation_tables import WIDE, figure_text, ms_text
 from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.decoder_results import VIOLATIONS, DecoderPoint, DecoderSummary
 from chrion.serving.simulator.decoder_scenario import DecoderScenario
@@ -81,7 +81,7 @@ def decoder_sweep_table(points: Sequence[DecoderPoint]) -> FigureTable:
 
 def decoder_replications_table(sample: str, by_policy: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
     """Return a table with the mean of each figure and its 95 % confidence interval, given the sample in words."""
-    title = f"{sample}, and half the width of their 95 % confidence intervals; ? if one includes 0"
+    title = f"{sample}, and half the width of their 95 % confidence intervals; {WIDE}"
     table = FigureTable(title, [key("figure"), *by_policy])
     for name in next(iter(by_policy.values())):
         entries = [intervals[name] for intervals in by_policy.values()]

@@ -21,6 +21,9 @@ _LISTED = 12
 _RATES = ("violations", "swapping", "mean ms", "p50 ms", "p95 ms", "p99 ms")
 #: The number of models with more than 1 % of their requests in violation.
 _MISSING = "late models"
+#: What follows the name of an interval in legends.
+WIDE = "±?: wider than the figure itself"
+_BATCH_MEANS = f"±: half the width of the 95 % confidence interval (batch means); {WIDE}"
 
 #: The figures of a plan file that may count as a variant's memory, in words.
 _PLAN_MEMORY = {
@@ -80,7 +83,10 @@ def sweep_table(points: Sequence[SweepPoint]) -> FigureTable:
     swept = list(points[0].values) if points else []
     keys = [*(key(name, is_text=False) for name in swept), key("pattern")]
     priced = any(result.usage.cost for point in points for result in point.results)
-    table = FigureTable("", [*keys, "models", *_RATES, _MISSING, *(["cost per hour"] if priced else [])])
+    table = FigureTable(
+        _legend([result for point in points for result in point.results]),
+        [*keys, "models", *_RATES, _MISSING, *(["cost per hour"] if priced else [])],
+    )
     for point in points:
         values = [str(point.values[name]) for name in swept]
         for result in point.results:
@@ -98,8 +104,7 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
     title = f"{scenario.name}: {models} on {servers}; latencies are response times, from arrival to end"
     title += f"\n{definitions(scenario)}; cold: requests that waited for a load{_plan_memory(scenario)}"
     title += "".join(f"\n{line}" for line in datasheet_lines(scenario))
-    if any(result.intervals for result in results):
-        title += "\n±: half the width of the 95 % confidence interval (batch means); ? if it includes 0"
+    title = f"{title}\n{_legend(results)}".rstrip()
     hours = ["server hours"] if scenario.autoscaling else []
     columns = ["requests", "dropped", "failed", *_RATES, "cold p95 ms", "loads/s", _MISSING, *hours]
     table = FigureTable(title, [key("pattern"), *columns, "cost", "cost per hour"], sparse=True)
@@ -111,6 +116,12 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
         cost = f"{usage.cost:.2f}", f"{result.cost_per_hour:.2f}"
         table.add_row(result.pattern, *counts, *_rates(total, result.intervals), *loads, *on, *cost)
     return table
+
+
+def _legend(results: Sequence[PatternResult]) -> str:
+    """Return the legend of the intervals of results; empty if none is known."""
+    half_widths = [entry.half_width for result in results for entry in result.intervals.values()]
+    return _BATCH_MEANS if any(half_width > 0 for half_width in half_widths) else ""
 
 
 def _model_table(results: Sequence[PatternResult]) -> FigureTable:
@@ -180,7 +191,7 @@ def _rates(summary: RequestSummary, intervals: Mapping[str, Interval] | None = N
 
 
 def figure_text(name: str, value: float, half_width: float) -> str:
-    """Return a figure of a run with half the width of its interval, if that is not NaN."""
+    """Return a figure of a run with half the width of its interval, if that is not NaN, as :data:`WIDE` says."""
     if math.isnan(value):
         return "-"
     if name in SHARES:
@@ -188,8 +199,8 @@ def figure_text(name: str, value: float, half_width: float) -> str:
     elif name == COST:
         text, width = f"{value:.2f}", f"{half_width:.2f}"
     else:
-        text, width = ms_text(value), ms_text(half_width) if half_width < value else "?"
-    return text if math.isnan(half_width) else f"{text} ±{width}"
+        text, width = ms_text(value), ms_text(half_width)
+    return text if math.isnan(half_width) else f"{text} ±{'?' if half_width > value else width}"
 
 
 def _rate(value: float) -> str:

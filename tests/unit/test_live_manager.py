@@ -224,7 +224,8 @@ def test_the_server_does_what_the_simulator_does(
         EVICTION[eviction],
         LOAD_ORDER[order],
         deadlines=admission == "deadline",
-        slo_ms=rng.uniform(10, 60, 6).tolist() if admission == "deadline" else [inf] * 6,
+        # above all latencies: a live server measures those again that are not
+        slo_ms=rng.uniform(12, 60, 6).tolist() if admission == "deadline" else [inf] * 6,
         weights=rng.uniform(0.5, 2, 6).tolist(),
         pinned=[False] * 6,
         batching=[BatchLimits(*batch)] * 6 if batch[0] > 1 else (),
@@ -613,6 +614,64 @@ def test_expected_loads_follow_measured_ones() -> None:
     manager.remove(50.0, second)
     third = manager.add(50.0, managed(10, latency=1.0, load=100.0, slo_ms=20.0))
     assert manager.load_ms_of(third, 0) == pytest.approx(25)  # 100 ms x the median of 0.1 and 0.4
+
+
+def slowed(took_ms: float = 1000.0, *, slo_ms: float = 50.0) -> tuple[LiveManager, int]:
+    """Return a manager with a model whose only run has ended at 1010 ms, and took so long."""
+    manager = LiveManager({HOST: 100}, (0,), policies=PolicySpec(admission="deadline"))
+    number = manager.add(0.0, ManagedModel((ManagedVariant("v", {HOST: 5}, 10.0, 1.0),), slo_ms=slo_ms))
+    manager.submit(0.0, Request(0, number, 0.0))
+    (run,) = manager.loaded(10.0, number, 1.0)
+    assert isinstance(run, Run)
+    manager.finish(10.0 + took_ms, run.id, took_ms)
+    return manager, number
+
+
+def test_a_model_recovers_from_one_long_stall() -> None:
+    """While its average exceeds its objective, one request is admitted every ten seconds; its time is the new one."""
+    manager, number = slowed()
+    (refused,) = manager.submit(2000.0, Request(1, number, 2000.0))
+    assert isinstance(refused, Refuse)
+    assert (refused.reason, refused.expected_ms) == (Reason.NO_TIME, pytest.approx(10 + 0.2 * 990))
+    assert refused.retry_ms == 8010.0  # ten seconds after the start at 10 ms
+    (run,) = manager.submit(10_010.0, Request(2, number, 10_010.0))
+    assert isinstance(run, Run)
+    (refused,) = manager.submit(10_011.0, Request(3, number, 10_011.0))
+    assert isinstance(refused, Refuse)
+    assert refused.retry_ms == 9999.0
+    manager.finish(10_030.0, run.id, 20.0)
+    (run,) = manager.submit(10_040.0, Request(4, number, 10_040.0))
+    assert isinstance(run, Run)
+    manager.finish(10_070.0, run.id, 30.0)
+    assert manager.service[0][number][2] == pytest.approx(20 + 0.2 * 10)  # a moving average again
+
+
+def test_one_request_measures_a_model_that_is_too_slow_also_after_a_wait() -> None:
+    """While it waits for a core, no second one is admitted; it starts although its deadline has passed."""
+    manager, number = slowed()
+    other = manager.add(1500.0, ManagedModel((ManagedVariant("v", {HOST: 5}, 10.0, 1.0),)))
+    manager.submit(9000.0, Request(1, other, 9000.0))
+    (long,) = manager.loaded(9001.0, other, 1.0)
+    assert isinstance(long, Run)
+    assert manager.submit(11_000.0, Request(2, number, 11_000.0)) == []
+    (refused,) = manager.submit(11_001.0, Request(3, number, 11_001.0))
+    assert isinstance(refused, Refuse)
+    assert refused.retry_ms == 9999.0
+    (run,) = manager.finish(11_500.0, long.id, 2499.0)
+    assert isinstance(run, Run)
+    assert [request.id for request in run.requests] == [2]
+
+
+def test_a_wait_that_is_too_long_is_not_the_latency_of_the_model() -> None:
+    """A refusal because of requests before it has no expected latency, and the time of the queue."""
+    manager, number = slowed(20.0)  # on average 12 ms
+    (run,) = manager.submit(2000.0, Request(1, number, 2000.0))
+    assert isinstance(run, Run)
+    for request in (2, 3, 4):
+        assert manager.submit(2000.0, Request(request, number, 2000.0)) == []  # they end at 24, 36 and 48 ms
+    (refused,) = manager.submit(2000.0, Request(5, number, 2000.0))
+    assert isinstance(refused, Refuse)
+    assert (refused.reason, refused.expected_ms, refused.retry_ms) == (Reason.NO_TIME, 0.0, 100.0)
 
 
 def test_a_queued_request_that_can_no_longer_be_in_time_delays_no_other() -> None:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from chrion.serving.manager.policies import ResidentModel
+from chrion.serving.manager.policies import ResidentModel, is_in_time
 from chrion.serving.manager.policy_settings import DEFAULT_POLICIES, PolicySpec
 from chrion.serving.manager.queue_estimate import Service
 from chrion.serving.manager.ready_queue import Line
@@ -25,6 +25,10 @@ from chrion.serving.manager.residency import Place, Residency
 #: Weight of a new measurement in the moving averages of latencies: the last ten or so decide, and one outlier changes
 #: the average by a fifth.
 _NEWEST = 0.2
+#: Time after the last start of a model's request, after which one is admitted although the model is expected to exceed
+#: its objective by itself: its latency is measured again. A server that was stalled refuses no longer than that, and
+#: a model that is always too slow takes one run in that time from others (a choice, not measured).
+REMEASURE_MS = 10_000.0
 _NOTHING: Mapping[int, int] = MappingProxyType({})
 #: Minimum time after which a refused client should try again, so that clients whose queue seems empty do not repeat
 #: requests without a pause.
@@ -119,7 +123,9 @@ class LiveManager(Residency):
         services = self._services[ended.variant]
         slots, cores, known_ms, early, last = services[ended.model]
         if took_ms is not None:
-            services[ended.model] = slots, cores, known_ms + _NEWEST * (took_ms - known_ms), early, last
+            # An average that refuses requests is replaced, since few requests would correct it.
+            weight = 1.0 if self._is_too_slow(ended.model, ended.variant) else _NEWEST
+            services[ended.model] = slots, cores, known_ms + weight * (took_ms - known_ms), early, last
         self._free_cores = [core for core in self._cores if core in self._free_cores or core in ended.cores]
         self.end(now, (run, self.entries[ended.model].resident, last, len(ended.requests)))
         self._start_ready(now)  # also batches whose wait has ended since
@@ -170,6 +176,7 @@ class LiveManager(Residency):
     def _begin(self, now: float, batch: Sequence[Request], resident: ResidentModel, service: Service) -> None:
         cores = self._lease(resident) or ()
         self._free_cores = [core for core in self._free_cores if core not in cores]
+        self.entries[resident.key].started_ms = now
         run = Run(batch[0].id, resident.key, resident.level, tuple(batch), cores, service[0], now)
         self.running[run.id] = run
         self._actions.append(run)
@@ -177,17 +184,46 @@ class LiveManager(Residency):
     def _refuse(self, now: float, jobs: Sequence[Request], reason: Reason) -> None:
         if not jobs:
             return
-        number, retry_ms = jobs[0].model, 0.0
-        if reason in {Reason.QUEUE_FULL, Reason.NO_TIME}:
+        number, retry_ms, expected_ms = jobs[0].model, 0.0, 0.0
+        if reason is Reason.NO_TIME and (expected_ms := self._too_slow_ms(now, number)):
+            entry = self.entries[number]
+            retry_ms = max(MIN_RETRY_MS, max(entry.started_ms, entry.measuring_ms) + REMEASURE_MS - now)
+        elif reason in {Reason.QUEUE_FULL, Reason.NO_TIME}:
             retry_ms = self._retry_ms(now, number)
         elif reason is Reason.LOAD_FAILED:
             retry_ms = self.entries[number].retry_at_ms - now
         for request in jobs:
             has_expired = reason is Reason.NO_TIME and request.deadline_ms <= now
-            self._actions.append(Refuse(request, Reason.EXPIRED if has_expired else reason, retry_ms))
+            self._actions.append(Refuse(request, Reason.EXPIRED if has_expired else reason, retry_ms, expected_ms))
+
+    def _is_admitted(self, now: float, job: Request) -> bool:
+        if super()._is_admitted(now, job):
+            return True
+        entry = self.entries[job.model]
+        if now < max(entry.started_ms, entry.measuring_ms) + REMEASURE_MS or not self._too_slow_ms(now, job.model):
+            return False
+        entry.measuring_ms = now
+        return True
 
     def _is_late(self, now: float, latency_ms: float, job: Request) -> bool:
-        return job.deadline_ms <= now or (self._deadlines and super()._is_late(now, latency_ms, job))
+        if job.deadline_ms <= now:
+            return True
+        if not self._deadlines or not super()._is_late(now, latency_ms, job):
+            return False
+        entry = self.entries[job.model]
+        return now < entry.started_ms + REMEASURE_MS or not self._is_too_slow(job.model, entry.variant)
+
+    def _is_too_slow(self, number: int, level: int) -> bool:
+        """Return whether a variant is expected to exceed its model's objective by itself, without any wait."""
+        latency_ms = self.service[level][number][2]
+        return self._deadlines and not is_in_time(0.0, self.rules.slo_ms[number], 0.0, latency_ms)
+
+    def _too_slow_ms(self, now: float, number: int) -> float:
+        """Return the least expected latency of the variants that may serve a request; 0 if one is fast enough."""
+        levels = self.times_to_memory(now, number)
+        if not all(self._is_too_slow(number, level) for level in levels):
+            return 0.0
+        return min(self.service[level][number][2] for level in levels)
 
     def _priority_of(self, job: Request, level: int | None = None) -> float:
         waits = level is None or any(self.service[level][job.model][:2])

@@ -75,7 +75,7 @@ class Reason(Enum):
     """Reasons for which a request is refused."""
 
     QUEUE_FULL = "too many requests wait for this model"
-    NO_TIME = "the latency objective cannot be met: requests before it, or a load of the model, take too long"
+    NO_TIME = "the latency objective cannot be met"
     EXPIRED = "the deadline passed before the request could start"
     LOAD_FAILED = "the model cannot be loaded"
     TOO_LARGE = "the model does not fit into the memory budget"
@@ -121,6 +121,8 @@ class Refuse:
     reason: Reason
     #: Time after which a repetition may succeed.
     retry_ms: float = 0.0
+    #: The model's expected latency, if that alone exceeds its objective; else 0.
+    expected_ms: float = 0.0
 
 
 Action = Load | Unload | Run | Refuse

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
+from math import inf
 from typing import Any
 
 from chrion.serving.manager.manager import HostResources, ModelManager
@@ -63,6 +64,9 @@ class Entry:
     cores: tuple[int, ...] = ()
     #: Moving average of the times of loads, of each variant that has been loaded.
     load_ms: dict[int, float] = field(default_factory=dict)
+    #: When the last of its requests started, and when the last one was admitted that only measures its latency.
+    started_ms: float = -inf
+    measuring_ms: float = -inf
 
     @property
     def variant(self) -> int:

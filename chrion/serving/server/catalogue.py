@@ -34,6 +34,8 @@ log = logging.getLogger("chrion.server")
 
 #: Modes of model control.
 CONTROL_MODES = ("none", "poll", "explicit")
+#: The event of a version that cannot be served, in the log, if the one that it would replace is served on.
+_NOT_REPLACED = "replacement cannot be served: the version before is served on"
 
 
 class Catalogue:
@@ -286,7 +288,7 @@ class Catalogue:
 
     def _refuse(self, entry: BadVersion, current: Served | None) -> None:
         """Do not serve a version; one that works in its place is served on."""
-        log.warning(CANNOT_BE_SERVED, extra={"fields": _fields(entry, entry.reason)})
+        log.warning(_NOT_REPLACED if current else CANNOT_BE_SERVED, extra={"fields": _fields(entry, entry.reason)})
         self._core.reject(entry.key)
         if current is None:
             self._core.remove(entry.key)
@@ -305,7 +307,7 @@ class Catalogue:
         if served.tried and not served.failure:
             self._core.replace(served)
             return
-        log.warning("model is not replaced", extra={"fields": _fields(served.version, served.failure)})
+        log.warning(_NOT_REPLACED, extra={"fields": _fields(served.version, served.failure)})
         self._core.models[key].note = served.failure
         self._core.reject(key)
 

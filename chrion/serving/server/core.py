@@ -31,7 +31,14 @@ from chrion.serving.manager.residency import Place
 from chrion.serving.server import batching
 from chrion.serving.server.block_runs import BlockJob, BlockRuns, drop_reason
 from chrion.serving.server.core_records import Pending, Result, Served
-from chrion.serving.server.failures import ModelRemoved, RequestFailure, Status, describe_need, refusal
+from chrion.serving.server.failures import (
+    ModelRemoved,
+    RequestFailure,
+    Status,
+    describe_delay,
+    describe_need,
+    refusal,
+)
 from chrion.serving.server.grace import Grace
 from chrion.serving.server.logs import run_about
 from chrion.serving.server.repository import Key, ServedVersion, file_states
@@ -262,7 +269,7 @@ class ServingCore:
         timeout_ms: float = math.inf,
         priority: int = 0,
     ) -> Result:
-        """Serve a request.
+        """Serve a request; it counts as a failure if this fails, else by :meth:`Result.counted`.
 
         Args:
             served: The model.
@@ -278,14 +285,13 @@ class ServingCore:
         arrival = _now_ms()
         try:
             chosen = check_request(served.version.inputs, served.version.outputs, feeds, outputs)
-            arrays, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival, priority)
+            return await self._queue(served, feeds, chosen, timeout_ms, arrival, priority)
         except RequestFailure as failure:
             replacement = self.models.get(served.version.key)
             if isinstance(failure, ModelRemoved) and replacement is not None and replacement is not served:
                 return await self.infer(replacement, feeds, outputs, timeout_ms - (_now_ms() - arrival), priority)
             served.statistics.fail.add(_now_ms() - arrival)
             raise
-        return Result(served, list(zip(chosen, arrays, strict=True)), timing)
 
     async def _queue(  # noqa: PLR0913, PLR0917 - of one request
         self,
@@ -295,13 +301,13 @@ class ServingCore:
         timeout_ms: float,
         arrival: float,
         priority: int,
-    ) -> tuple[list[Array], RequestTiming]:
+    ) -> Result:
         if self.draining:
             raise RequestFailure(Status.UNAVAILABLE, _DRAINING, retry_s=1.0)
         rows, batch_key = batching.rows_and_key(served.version.managed.max_batch, feeds)
         deadline = arrival + min(timeout_ms, served.version.settings.timeout_ms)
         request = Request(next(self._ids), served.number, arrival, deadline, batch_key, rows, priority)
-        future: asyncio.Future[tuple[list[Array], RequestTiming]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         pending = self._pending[request.id] = Pending(served, request, feeds, outputs, future)
         if self.place(served)[0] is not Place.RESIDENT:
             served.cold[request.id] = pending
@@ -346,6 +352,8 @@ class ServingCore:
             detail = served.failure if action.reason is Reason.LOAD_FAILED else ""
             if action.reason is Reason.TOO_LARGE:
                 detail = describe_need(served.version.managed, self.manager.budgets)
+            elif action.reason is Reason.NO_TIME:
+                detail = describe_delay(action.expected_ms, served.version.managed.slo_ms)
             self._fail(pending, refusal(served.version.name, action.reason, retry_ms, detail))
 
     def _load(self, action: Load) -> None:
@@ -509,16 +517,14 @@ class ServingCore:
         if answered:
             statistics.add_run(sum(pending.request.rows for pending, _ in answered), *result.parts_ms)
         for pending, outputs in answered:
-            total = now - pending.request.arrival_ms
             queued = run.started_ms - pending.request.arrival_ms
-            statistics.add_success(pending.request.rows, total, queued, result.parts_ms)
-            statistics.slo_violations += total > served.version.managed.slo_ms
             loaded = pending.loaded_ms
             load_ms = None if loaded is None else loaded - pending.request.arrival_ms
             timing = RequestTiming(queued - (load_ms or 0.0), load_ms, now - run.started_ms)
-            statistics.add_times(total, timing.queue_ms, timing.load_ms, timing.compute_ms)
+            statistics.slo_violations += timing.total_ms > served.version.managed.slo_ms
             if not pending.future.done():
-                pending.future.set_result((outputs, timing))
+                named = list(zip(pending.outputs, outputs, strict=True))
+                pending.future.set_result(Result(served, named, timing, pending.request.rows, result.parts_ms))
 
     def _fail(self, pending: Pending, failure: RequestFailure) -> None:
         if not pending.future.done():
@@ -566,7 +572,8 @@ class ServingCore:
         served.failure = f"{Reason.TOO_LARGE.value}: {describe_need(served.version.managed, budgets)}"
         served.attempted.set()
         sizes = {"bytes": {device: smallest.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
-        log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
+        if self.candidates.get(served.version.key) is not served:  # else the one before is served on
+            log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
 
     async def _tick(self) -> None:
         while True:

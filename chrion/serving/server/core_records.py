@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from chrion.serving.manager import Request
@@ -43,11 +45,31 @@ class Served:
 
 @dataclass(slots=True)
 class Result:
-    """The outputs of a request, spec and array of each, and its times."""
+    """The outputs of a request, spec and array of each, its times and rows, and its shares of a batch's times."""
 
     served: Served
     outputs: list[tuple[TensorSpec, Array]]
     timing: RequestTiming
+    rows: int
+    parts_ms: tuple[float, float, float]
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the request: as a success if this context, which makes the answer, ends without an exception."""
+        statistics, began_s = self.served.statistics, time.monotonic()
+
+        def elapsed_ms() -> float:
+            return self.timing.total_ms + (time.monotonic() - began_s) * 1000
+
+        try:
+            yield
+        except Exception:
+            statistics.fail.add(elapsed_ms())
+            raise
+        except BaseException:
+            statistics.cancelled.add(elapsed_ms())
+            raise
+        statistics.add_answer(self.rows, self.timing, self.parts_ms)
 
 
 @dataclass(slots=True)
@@ -58,7 +80,7 @@ class Pending:
     request: Request
     feeds: Mapping[str, tuple[str, Array]]
     outputs: tuple[TensorSpec, ...]
-    future: asyncio.Future[tuple[list[Array], RequestTiming]]
+    future: asyncio.Future[Result]
     #: The run that it is part of, once it has started.
     run: WatchedRun | None = None
     #: End of the load that the request waited for.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 
-from chrion.common.units import format_mb
+from chrion.common.units import format_mb, format_ms
 from chrion.serving.manager import ManagedModel, Reason
 
 
@@ -107,6 +107,18 @@ def describe_need(model: ManagedModel, budgets: Mapping[str, int]) -> str:
     ]
     rest = ", part of which pinned models take" if all(needs[d] <= budgets[d] for d in needs) else ""
     return f"it needs {' and '.join(shares)}{rest}"
+
+
+def describe_delay(expected_ms: float, objective_ms: float) -> str:
+    """Return, in words, why a request is not expected to meet its latency objective.
+
+    Args:
+        expected_ms: The model's expected latency, if that alone exceeds the objective; else 0.
+        objective_ms: The objective.
+    """
+    if not expected_ms:
+        return "requests before it, or a load of the model, take too long"
+    return f"the model itself takes too long: expected {format_ms(expected_ms)}, objective {format_ms(objective_ms)}"
 
 
 def refusal(model: str, reason: Reason, retry_ms: float, detail: str = "") -> RequestFailure:

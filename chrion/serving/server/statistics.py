@@ -116,14 +116,15 @@ class ModelStatistics:
         self.inferences += rows
         self.last_inference_ms = round(time.time() * 1000)
 
-    def add_times(self, total_ms: float, queue_ms: float, load_ms: float | None, compute_ms: float) -> None:
-        """Add the times of a successful request to the histograms; ``load_ms`` is None if it waited for no load."""
-        self.recent_ms.append(total_ms)
-        self.total_times.add(total_ms)
-        self.queue_times.add(queue_ms)
-        if load_ms is not None:
-            self.load_times.add(load_ms)
-        self.compute_times.add(compute_ms)
+    def add_answer(self, rows: int, timing: RequestTiming, parts_ms: tuple[float, float, float]) -> None:
+        """Add a successful request, also to the histograms; arguments as in :meth:`add_success`."""
+        self.add_success(rows, timing.total_ms, timing.total_ms - timing.compute_ms, parts_ms)
+        self.recent_ms.append(timing.total_ms)
+        self.total_times.add(timing.total_ms)
+        self.queue_times.add(timing.queue_ms)
+        if timing.load_ms is not None:
+            self.load_times.add(timing.load_ms)
+        self.compute_times.add(timing.compute_ms)
 
     def quantiles_ms(self, *shares: float) -> list[float | None]:
         """Return quantiles of the last times: the least of them that the share does not exceed; None without any."""
@@ -144,6 +145,11 @@ class RequestTiming:
     #: None if the model was in memory.
     load_ms: float | None
     compute_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """Time from arrival to the end of the run."""
+        return self.queue_ms + (self.load_ms or 0.0) + self.compute_ms
 
     def header(self) -> str:
         """Return the value of the header :data:`SERVER_TIMING`."""

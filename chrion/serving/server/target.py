@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -199,10 +200,11 @@ class LocalTarget:
             parse = functools.partial(rest_codec.parse_request, body, header_length, memory.take)
             parsed = await self._convert(parse) if len(body) > _LARGE_BODY else parse()
             reply = await self._reply(served, parsed, parsed.timeout_ms, memory)
-            size = reply.size
-            memory.take(2 * (size + reply.text_size(parsed)))
-            build = functools.partial(rest_codec.build_response, parsed, reply.model, reply.outputs)
-            content, json_size = await self._convert(build) if size > _LARGE_BODY else build()
+            with reply.counted:
+                size = reply.size
+                memory.take(2 * (size + reply.text_size(parsed)))
+                build = functools.partial(rest_codec.build_response, parsed, reply.model, reply.outputs)
+                content, json_size = await self._convert(build) if size > _LARGE_BODY else build()
         headers = {"Content-Type": "application/json", **reply.headers}
         if json_size is not None:
             headers |= {"Content-Type": "application/octet-stream", rest_codec.HEADER_LENGTH: str(json_size)}
@@ -217,9 +219,10 @@ class LocalTarget:
             parse = functools.partial(grpc_codec.read_request, given, memory.take)
             request = await self._convert(parse) if len(content) > _LARGE_BODY else parse()
             reply = await self._reply(served, request, min(request.timeout_ms, remaining_ms), memory)
-            memory.take(2 * (size := reply.size))
-            build = functools.partial(grpc_codec.encode_response, request, reply.model, reply.outputs)
-            answer = await self._convert(build) if size > _LARGE_BODY else build()
+            with reply.counted:
+                memory.take(2 * (size := reply.size))
+                build = functools.partial(grpc_codec.encode_response, request, reply.model, reply.outputs)
+                answer = await self._convert(build) if size > _LARGE_BODY else build()
         return Answer(answer, reply.headers)
 
     async def _convert(self, convert: Callable[[], Converted]) -> Converted:
@@ -244,9 +247,8 @@ class LocalTarget:
             raise RequestFailure(Status.UNSUPPORTED, self._generation.refused)
         memory.take(served.output_sizes.total(request.feeds))
         result = await self._core.infer(served, request.feeds, tuple(request.outputs), timeout_ms, request.priority)
-        return _Reply(
-            (served.version.name, served.version.version), result.outputs, {SERVER_TIMING: result.timing.header()}
-        )
+        model, headers = (served.version.name, served.version.version), {SERVER_TIMING: result.timing.header()}
+        return _Reply(model, result.outputs, headers, result.counted())
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,8 @@ class _Reply:
     model: tuple[str, str]
     outputs: list[tuple[TensorSpec, Array]]
     headers: Mapping[str, str]
+    #: Within it the answer is made; it counts the request, unless that was done.
+    counted: AbstractContextManager[None] = field(default_factory=nullcontext)
 
     @property
     def size(self) -> int:

@@ -42,16 +42,16 @@ def test_a_long_step_reports_its_progress(cli: Chrion, monkeypatch: pytest.Monke
     assert [line.rpartition("table7")[2] for line in err.splitlines()] == [" ...", ", 2 of 4 ...", ", 4 of 4 ..."]
 
 
-def test_intervals_of_times_that_include_zero_are_marked(cli: Chrion) -> None:
-    """No response time is 0 ms: intervals that say so come from too few values, here of two seeds."""
+def test_intervals_that_are_wider_than_their_figures_are_marked(cli: Chrion) -> None:
+    """No share and no time is below zero: such intervals come from too few values, here of two seeds."""
     words = ("simulate", "table7", "--set", "requests=60", "--replications", "2", "--workers", "1")
     out = cli(*words)[1]
-    assert "? if one includes 0" in out
+    assert "±?: wider than the figure itself" in " ".join(out.split())
     body = json.loads(cli(*words, "--json")[1])["intervals"]
-    times = [entry for row in body.values() for name, entry in row.items() if name in {"mean", "p50", "p95", "p99"}]
-    wide = [entry for entry in times if entry["half_width"] >= entry["mean"]]
-    assert out.count("±?") == len(wide) > 0
-    assert all(float(half) < float(value) for value, half in re.findall(r"([\d.]+) ±([\d.]+)", out))
+    wide = [name for row in body.values() for name, entry in row.items() if entry["half_width"] > entry["mean"]]
+    assert out.count("±?") == len(wide) + 1  # and the legend
+    assert {"violations", "p50"} <= {*wide}
+    assert all(float(half) <= float(value) for value, half in re.findall(r"([\d.]+)%? ±([\d.]+)", out))
 
 
 def test_json_and_plot(cli: Chrion) -> None:
@@ -89,6 +89,8 @@ def test_sweep(cli: Chrion) -> None:
     assert "memory-optimal" in out
     assert "late models: those with more than 1 % violations" in out
     assert out.startswith("violations: requests whose execution time alone is above 1.05 x the latency of variant gpu")
+    assert "±: half the width of the 95 % confidence interval (batch means); ±?: wider than the figure itself" in out
+    assert "±" not in cli(*options[:2], "--set", "requests=5", *options[4:])[1]  # too few for intervals
     assert "violations: as each point" in cli(*options[:4], "--sweep", "slo.factor=2,3", "--workers", "1")[1]
 
 

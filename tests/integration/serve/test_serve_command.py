@@ -98,6 +98,7 @@ def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
             ([".", "--load-model", "a"], "only with --model-control explicit"),
             ([".", "--poll", "5s"], "--poll: only with --model-control poll"),
             ([".", "--max-request", "0"], "--max-request: expected a size above zero, found '0'"),
+            ([".", "--host-budget", "lots"], "--host-budget: expected a size above zero, found 'lots'"),
             (["models", *explicit, "n"], "--load-model n: no such model in the repository (models found: m)"),
             ([".", "--token-file", "nope"], "--token-file nope: no such file"),
             ([".", "--token-file", "."], "--token-file .: Is a directory"),

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import chrion
 from chrion.serving.server.statistics import RequestTiming
 from local_server import LocalServer, local_server
-from model_repository import product, put
+from model_repository import identity, product, put
 from server_client import wait_until
 
 ROWS = np.ones((1, 4), np.float32)
@@ -51,6 +51,20 @@ def test_histograms_agree_with_the_times_of_answers(tmp_path: Path) -> None:
         assert totals[float("inf")] == 8
         total_us = server.metric("nv_inference_request_duration_us", model="m")
         assert server.metric("chrion_request_seconds_sum", model="m") == pytest.approx(total_us / 1e6, rel=1e-3)
+
+
+def test_a_request_whose_answer_exceeds_the_memory_of_requests_has_failed(tmp_path: Path) -> None:
+    """It was run, but its client gets no outputs: as JSON they would take 1.2 MB of the 1 MB for all requests."""
+    put(tmp_path, "m", identity("FP32"))
+    with local_server(tmp_path, request_bytes=1_000_000) as server:
+        assert server.infer("m", ROWS)[0] == 200
+        assert server.infer("m", np.ones((1, 20_000), np.float32))[0] == 413
+        found = {
+            name: server.metric(f"nv_inference_{name}") for name in ("request_success", "request_failure", "count")
+        }
+        assert found == {"request_success": 1, "request_failure": 1, "count": 1}
+        assert server.metric("nv_inference_exec_count") == 2
+        assert server.metric("chrion_request_seconds_count", model="m") == 1
 
 
 def test_the_readiness_of_versions(tmp_path: Path) -> None:

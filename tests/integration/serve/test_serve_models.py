@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +81,21 @@ def test_many_models_share_little_memory(tmp_path: Path) -> None:
         resident = server.metric("chrion_model_resident_bytes", device="host")
         assert resident == used
         assert 3 * size_mb * 1e6 < resident
+
+
+def test_a_model_that_is_too_slow_says_so_and_when_it_is_measured_again(tmp_path: Path) -> None:
+    """With the policy ``deadline``, one request measures it; the next is told both times, and when to try again."""
+    put(tmp_path, "m", product(), toml='slo = "1us"\n')
+    with local_server(tmp_path, policies=PolicySpec(admission="deadline")) as server:
+        assert server.infer("m", ROWS)[0] == 200
+        status, found, headers = server.infer("m", ROWS)
+    assert status == 429
+    pattern = (
+        r"model 'm': the latency objective cannot be met: "
+        r"the model itself takes too long: expected [\d.]+ (us|ms|s), objective 1\.00 us"
+    )
+    assert re.fullmatch(pattern, found["error"])
+    assert 1 <= int(headers["retry-after"]) <= 10
 
 
 def test_a_model_shrinks_to_its_smaller_file_before_another_is_evicted(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def test_a_request_that_waits_is_answered_by_the_replacement_of_its_model(tmp_pa
     result = waiting_request(tmp_path, replace)
     (expected,) = ort.InferenceSession(tmp_path / "m" / "1" / "model.onnx").run(None, {"x": ROWS["x"][1]})
     assert np.array_equal(result.outputs[0][1], expected)
+    with result.counted():
+        pass
     assert result.served.statistics.success.count == 1
 
 

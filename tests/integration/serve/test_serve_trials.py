@@ -119,19 +119,22 @@ def test_a_trial_takes_little_memory(tmp_path: Path) -> None:
         assert is_ready(server, "m")
 
 
-def test_a_load_that_fails_leaves_what_worked(tmp_path: Path) -> None:
-    """A model that is loaded again, and cannot be, is answered with the reason and served on as it was."""
+def test_a_load_that_fails_leaves_what_worked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A model that is loaded again, and cannot be, is answered with the reason and served on, as the log says."""
+    caplog.set_level(logging.WARNING, "chrion.server")
     file = put(tmp_path, "m", product(seed=1))
-    with local_server(tmp_path, control="explicit") as server:
+    with local_server(tmp_path, control="explicit", memory_mb=10.0) as server:
         assert by_rest(server, "m") == ""
         before = server.infer("m", ROWS)[1]["outputs"]
-        for bad in (b"broken", without_kernel()):
+        for bad in (b"broken", without_kernel(), product(1300)):
             put(tmp_path / "new", "m", bad).rename(file)
             assert by_rest(server, "m")
             assert (is_ready(server, "m"), server.infer("m", ROWS)[1]["outputs"]) == (True, before)
         put(tmp_path / "new", "m", product(seed=2)).rename(file)
         assert by_rest(server, "m") == ""
         assert server.infer("m", ROWS)[1]["outputs"] != before
+    refused = [record.message for record in caplog.records if "cannot be served" in record.message]
+    assert refused == ["replacement cannot be served: the version before is served on"] * 3
 
 
 def test_other_inputs_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
