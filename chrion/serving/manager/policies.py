@@ -175,10 +175,10 @@ def route_least_loaded(
         least = outstanding.index(0) if 0 in outstanding else outstanding.index(min(outstanding))
     else:
         least = _least_loaded(outstanding, eligible)
-    if homes:
-        return least
     fewest = outstanding[least]
-    return max([i for i in eligible if outstanding[i] == fewest], key=(free or outstanding).__getitem__)
+    if homes or not free or outstanding.count(fewest) == 1:
+        return least
+    return max([i for i in eligible if outstanding[i] == fewest], key=free.__getitem__)
 
 
 def _least_loaded(outstanding: Sequence[int], servers: Sequence[int]) -> int:
@@ -244,11 +244,13 @@ class SpeedRoute:
         def delay(server: int) -> float:
             return (outstanding[server] + 1) / self._speeds[server]
 
-        runs = (eligible[bisect_left(eligible, first) : bisect_left(eligible, last)] for first, last in self._runs)
-        best = min((_least_loaded(outstanding, run) for run in runs if run), key=delay)
+        runs = [eligible[bisect_left(eligible, first) : bisect_left(eligible, last)] for first, last in self._runs]
+        least = [(_least_loaded(outstanding, run), run) for run in runs if run]
+        best = min((server for server, _ in least), key=delay)
         if not homes:
             shortest = delay(best)
-            return max([i for i in eligible if delay(i) == shortest], key=free.__getitem__)
+            equal = [(outstanding[server], run) for server, run in least if delay(server) == shortest]
+            return max([i for fewest, run in equal for i in run if outstanding[i] == fewest], key=free.__getitem__)
         if self._spill is None:
             return best
         home = min(homes, key=delay)
