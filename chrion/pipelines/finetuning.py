@@ -87,7 +87,8 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
         validation: The rows that the tuned model is compared with the original on; the last fifth of the data if None.
         old: Rows that the model was fitted on, in the order of time. They are not used for the tuning; a new model of
             old and new rows is added to the comparison.
-        scope: What is tuned: tables of encoders (``encoders``), trees (``leaves``), or ``all``.
+        scope: What is tuned: tables of encoders, and those that integers look up (``encoders``), the rest (``leaves``),
+            or ``all``.
         level: ``L1`` fits the leaves of the trees, and appends a few trees if that is better. From ``L2`` on, the model
             becomes a differentiable network, which is slower, and more of it is trained: thresholds (``L2``), weights
             of all features in each decision (``L3``), and weights of all decisions in each leaf (``L4``); tables of

@@ -58,24 +58,21 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
 
 
-def is_differentiable(node: onnx.NodeProto, fixed: Collection[str]) -> bool:
+def is_differentiable(node: onnx.NodeProto, fixed: Collection[str], looked_up: Collection[str] = ()) -> bool:
     """Return whether an operator has a function here.
 
     Args:
         node: The operator.
         fixed: The values that do not depend on the inputs of the model.
+        looked_up: Integers whose rows of tables are weights.
     """
     given, kind = attributes(node), node.op_type
     if node.domain not in STANDARD | {CLASSICAL} or kind not in _FUNCTIONS:
         return False
-    if kind.startswith("Linear"):
-        links = {"LinearRegressor": {"NONE"}}.get(kind, {"LOGISTIC"} if _has_one_score(given) else {"NONE", *_LINKS})
-        return given.get("post_transform", "NONE") in links
-    if kind.startswith("SVM"):
-        linear_links = {"NONE", *_LINKS} if kind == "SVMClassifier" and not given.get("vectors_per_class") else {"NONE"}
-        return not given.get("one_class") and given.get("post_transform", "NONE") in linear_links
+    if kind in _TRANSFORMS:
+        return given.get("post_transform", "NONE") in _TRANSFORMS[kind](given) and not given.get("one_class")
     if kind == "Gather":
-        return not {*fixed}.isdisjoint(node.input)
+        return node.input[1] in fixed or (node.input[0] in fixed and node.input[1] in looked_up)
     structural = kind in _STRUCTURAL or kind.startswith("Reduce")
     casts = kind != "Cast" or given["to"] in {*FLOATS, TensorProto.BOOL}
     return casts and not (structural and {*node.input[1:]} - {"", *fixed})
@@ -114,6 +111,21 @@ def _linked(scores: Callable[..., Any]) -> Callable[..., Any]:
         return link(np_, found) if link else found
 
     return run
+
+
+def _svm_transforms(given: Mapping[str, Any]) -> Collection[str]:
+    """Return the transforms of a classifier that have a function: without support vectors it is linear."""
+    is_linear = not sum(given.get("vectors_per_class", ())) and support_vectors.classes_of(given) > 1
+    return {"NONE", *_LINKS} if is_linear else {"NONE"}
+
+
+#: The transforms of scores that have a function, by the kind of model, as functions of its attributes.
+_TRANSFORMS: Mapping[str, Callable[[Mapping[str, Any]], Collection[str]]] = {
+    "LinearClassifier": lambda given: {"LOGISTIC"} if _has_one_score(given) else {"NONE", *_LINKS},
+    "LinearRegressor": lambda _given: {"NONE"},
+    "SVMClassifier": _svm_transforms,
+    "SVMRegressor": lambda _given: {"NONE"},
+}
 
 
 def _root(np_: Any, x: Any) -> Any:

@@ -19,20 +19,20 @@ _LEAST, _ERROR = 1e-7, 0.005
 
 def regressor(np_: Any, given: Mapping[str, Any], x: Any, *weights: Any) -> Any:
     """Return the numbers of an SVMRegressor, [rows, 1]; without vectors it is a linear model."""
-    vectors, coefficients, rho = weights
-    found = kernel(np_, given, x, vectors.reshape(given["n_supports"], -1)) if given.get("n_supports") else x
+    *vectors, coefficients, rho = weights
+    found = kernel(np_, given, x, vectors[0].reshape(given["n_supports"], -1)) if given.get("n_supports") else x
     return found @ coefficients.reshape(-1, 1) + rho[0]
 
 
 def classifier(np_: Any, given: Mapping[str, Any], x: Any, *weights: Any) -> Any:
     """Return the probabilities of an SVMClassifier, [rows, classes]; without a calibration, its scores."""
-    vectors, coefficients, rho = weights
+    *vectors, coefficients, rho = weights
     counts = given.get("vectors_per_class", ())
     if not sum(counts):
         return x @ coefficients.reshape(classes_of(given), -1).T + rho[0]
     places = np.repeat(np.arange(len(counts)), counts)
     first, second = np.triu_indices(len(counts), 1)
-    kernels = kernel(np_, given, x, vectors.reshape(len(places), -1))
+    kernels = kernel(np_, given, x, vectors[0].reshape(len(places), -1))
     # a vector has a row of coefficients for each other class
     other = np.where(places[:, None] == first, second - 1, np.where(places[:, None] == second, first, -1))
     own = coefficients.reshape(-1, len(places)).T[np.arange(len(places))[:, None], other]
@@ -53,7 +53,11 @@ def classes_of(given: Mapping[str, Any]) -> int:
 
 
 def kernel(np_: Any, given: Mapping[str, Any], x: Any, vectors: Any) -> Any:
-    """Return the kernel of rows and vectors, [rows, vectors]."""
+    """Return the kernel of rows and vectors, [rows, vectors].
+
+    The kernel RBF is exact to 1e-6 if gamma fits the deviation of the features, as scikit-learn's ``scale`` does; with
+    features in thousands and a gamma near 1 it is not.
+    """
     kind = given.get("kernel_type", "LINEAR")
     gamma, constant, degree = [*given.get("kernel_params", ()), 0.0, 0.0, 0.0][:3]
     if kind == "RBF":
@@ -79,7 +83,7 @@ def _coupled(np_: Any, won: Any) -> Any:
     ones = np_.eye(classes, dtype=np.float32)
     q = (won**2).sum(axis=1)[:, None, :] * ones - won * np_.swapaxes(won, 1, 2)
 
-    def turn(at: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def update_class(at: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         """Change the probability of a class; ``own`` and ``total`` are Qp and pQp."""
         p, own, total = state
         kept = q[:, at, at] / (q[:, at, at] + total - own[:, at])  # the share of the others that stays
@@ -88,14 +92,14 @@ def _coupled(np_: Any, won: Any) -> Any:
         own = kept[:, None] * own + moved[:, None] * q[:, at]
         return kept[:, None] * p + moved[:, None] * ones[at], own, total
 
-    def go_round(_: Any, p: Any) -> Any:
+    def run_round(_: Any, p: Any) -> Any:
         own = (q * p[:, None, :]).sum(axis=2)
         total = (p * own).sum(axis=1)
-        goes_on = abs(own - total[:, None]).max(axis=1) >= np.float32(_ERROR / classes)
-        changed, _, _ = _repeated(np_, classes, turn, (p, own, total))
-        return np_.where(goes_on[:, None], changed, p)
+        unsettled = abs(own - total[:, None]).max(axis=1) >= np.float32(_ERROR / classes)
+        changed, _, _ = _repeated(np_, classes, update_class, (p, own, total))
+        return np_.where(unsettled[:, None], changed, p)
 
-    return _repeated(np_, _ROUNDS, go_round, np_.full_like(q[:, 0], 1 / classes))
+    return _repeated(np_, _ROUNDS, run_round, np_.full_like(q[:, 0], 1 / classes))
 
 
 def _repeated(np_: Any, times: int, step: Callable[[Any, Any], Any], state: Any) -> Any:

@@ -114,8 +114,8 @@ class Table:
 class Feeder:
     """Makes the inputs of a model from the columns of a table.
 
-    A model has one input a column, [rows, 1], or a single input of all features, [rows, features]: then the columns
-    other than the target are its features in the order of the table, or of another one with the same columns.
+    A model has one input a column, [rows, 1] or [rows], or a single input of all features, [rows, features]: then the
+    columns other than the target are its features in the order of the table, or of another one with the same columns.
 
     Args:
         inputs: The inputs of the model.
@@ -154,7 +154,8 @@ class Feeder:
         if len(self._inputs) == 1 and self.columns != [self._inputs[0].name]:
             info = self._inputs[0]
             return {info.name: np.stack([self._typed(batch[name], name, info) for name in self.columns], axis=1)}
-        return {info.name: self._typed(batch[info.name], info.name, info)[:, None] for info in self._inputs}
+        each = {info.name: self._typed(batch[info.name], info.name, info) for info in self._inputs}
+        return {i.name: each[i.name] if len(i.shape or (0, 0)) == 1 else each[i.name][:, None] for i in self._inputs}
 
     def _typed(self, values: Array, name: str, info: TensorInfo) -> Array:
         """Return a column as an input's type: missing numbers become NaN, missing texts empty ones."""

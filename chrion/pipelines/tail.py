@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,8 @@ MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsquee
 _MODELS = frozenset({"Gemm", "LinearClassifier", "LinearRegressor", "MatMul", "SVMClassifier", "SVMRegressor"})
 _LABELS = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
 _INTEGERS = frozenset({"tensor(int32)", "tensor(int64)"})
+#: Operators between the categories of the inputs and the integers that look up rows of tables.
+_NUMBERING = MOVES | {"Add", "CategoryMapper", "Gather", "LabelEncoder", "Mod", "Mul", "Slice", "Split", "Sub"}
 #: The most rows of a table that integers look up: they are passed as float32.
 _MOST_ROWS = 1 << 24
 #: The type of a value, as onnxruntime names it, and its shape.
@@ -175,13 +177,14 @@ def find_tail(model: onnx.ModelProto, kind_of: Callable[[str], Kind]) -> Tail:
         RewriteError: There are none with weights; the message names the operator in the way.
     """
     fixed = _fixed(model.graph)
-    sources = _sources(model.graph, fixed, kind_of)
-    if not sources:
-        return _after_a_table(model, fixed, kind_of)
-    tail = tail_after(model, sources)
-    if not tail.weights:
-        raise RewriteError("scores have no weights of their own that could be trained")
-    return tail
+    try:
+        sources = _sources(model.graph, fixed, kind_of)
+        tail = tail_after(model, sources) if sources else None
+    except RewriteError:
+        with suppress(RewriteError):
+            return _after_a_table(model, fixed, kind_of)
+        raise
+    return tail if tail and tail.weights else _after_a_table(model, fixed, kind_of)
 
 
 def _after_a_table(model: onnx.ModelProto, fixed: Collection[str], kind_of: Callable[[str], Kind]) -> Tail:
@@ -214,18 +217,35 @@ def _after_a_table(model: onnx.ModelProto, fixed: Collection[str], kind_of: Call
 
 def _sources(graph: onnx.GraphProto, fixed: Collection[str], kind_of: Callable[[str], Kind]) -> list[Source]:
     """Return the values that scores depend on, if integers that look up tables of weights are among them."""
-    sizes = {tensor.name: max(tensor.dims, default=0) for tensor in graph.initializer}
-    ends, numbers = {_result(graph)}, set()
+    tables = _constants(graph, graph.node)
+    numbers = _numbers(graph, fixed)
+    ends, looked_up = {_result(graph)}, set[str]()
     for node in reversed(graph.node):
-        if ends.isdisjoint(node.output) or not is_differentiable(node, fixed):
+        if ends.isdisjoint(node.output) or not looked_up.isdisjoint(node.output):
+            continue
+        if not is_differentiable(node, fixed, numbers):
             continue
         read = {*node.input} - {"", *fixed}
         if node.op_type == "Gather" and node.input[1] in read:
-            if sizes.get(node.input[0], 0) > _MOST_ROWS:
+            axis = attributes(node).get("axis", 0)
+            if node.input[0] not in tables:
+                continue
+            if tables[node.input[0]].shape[axis] > _MOST_ROWS:
                 raise RewriteError(f"looks up a table of more than {_MOST_ROWS} rows", node)
-            numbers.add(node.input[1])
+            looked_up.add(node.input[1])
+            read = set()
         ends = (ends - {*node.output}) | read
-    return [_source(name, kind_of(name), looks_up=name in numbers) for name in sorted(ends | numbers) if numbers]
+    return [_source(name, kind_of(name), looks_up=name in looked_up) for name in sorted(ends | looked_up) if looked_up]
+
+
+def _numbers(graph: onnx.GraphProto, fixed: Collection[str]) -> set[str]:
+    """Return the inputs, and the values that number their categories; not numbers that are computed from features."""
+    found = {info.name for info in graph.input} - {*fixed}
+    for node in graph.node:
+        read = {*node.input} - {"", *fixed}
+        if node.op_type in _NUMBERING and read and read <= found:
+            found.update(node.output)
+    return found
 
 
 def _source(name: str, kind: Kind, *, looks_up: bool) -> Source:
@@ -247,9 +267,9 @@ def tail_after(model: onnx.ModelProto, sources: Sequence[Source]) -> Tail:
     """
     graph, result, names = model.graph, _result(model.graph), {own.name for own in sources}
     nodes = needed_nodes([node for node in graph.node if names.isdisjoint(node.output)], [result])
-    fixed = _fixed(graph)
+    fixed, looked_up = _fixed(graph), {own.name for own in sources if own.looks_up}
     for node in nodes:
-        if node.op_type != "Constant" and not is_differentiable(node, fixed):
+        if node.op_type != "Constant" and not is_differentiable(node, fixed, looked_up):
             raise RewriteError("is not differentiable", node)
     made = names.union(*(node.output for node in nodes))
     if {name for node in nodes for name in node.input} - made - fixed - {""}:
@@ -275,7 +295,10 @@ def _is_weight(node: onnx.NodeProto, at: int, value: Array) -> bool:
 
 def _weight_names(node: onnx.NodeProto) -> list[tuple[str, str]]:
     """Return the attributes of a node that are weights, and their names among constants."""
-    return [(attribute, f"{node.output[-1]}/{attribute}") for attribute in WEIGHTS.get(node.op_type, ())]
+    names = WEIGHTS.get(node.op_type, ())
+    if node.op_type.startswith("SVM") and "support_vectors" not in attributes(node):  # a linear model
+        names = names[1:]
+    return [(attribute, f"{node.output[-1]}/{attribute}") for attribute in names]
 
 
 def _fixed(graph: onnx.GraphProto) -> set[str]:

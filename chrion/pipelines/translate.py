@@ -153,7 +153,9 @@ def _mended(pipeline: Any) -> Any:
 
 
 def _final(estimator: Any) -> Any:
-    """Return the last step of a pipeline, or the estimator."""
+    """Return the last step of a pipeline, or the estimator; of a search, that of the best one."""
+    if hasattr(estimator, "best_estimator_"):
+        return _final(estimator.best_estimator_)
     return _final(estimator.steps[-1][1]) if hasattr(estimator, "steps") else estimator
 
 

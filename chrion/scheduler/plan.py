@@ -361,6 +361,8 @@ def _check_figures(plan: Plan) -> None:
     figures = [*plan.busy_ms, *chain(*plan.segment_ms), *chain(*map(astuple, predictions)), plan.lower_bound_ms]
     figures += [plan.alpha, plan.slo_ms or 0.0, plan.budget_mb or 0.0, plan.expected_error, plan.packed_mb]
     figures += [plan.estimated, plan.off_accelerator, plan.cpu_only_cores, plan.model_operators, plan.machine.memory_mb]
+    if plan.off_accelerator > max(plan.model_operators, len(plan.operators)):
+        raise ValueError(f"off_accelerator is {plan.off_accelerator}, more than the operators")
     if wrong := [figure for figure in figures if not 0 <= figure < math.inf]:
         raise ValueError(f"{wrong[0]!r} is not a finite number of 0 or more")
 

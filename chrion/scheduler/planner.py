@@ -147,10 +147,10 @@ class Planner:
         #: The operators of the graph and of its variants with their costs, by identity.
         self._costs: dict[int, tuple[Dag, Costs]] = {}
         costs = self._costs_of(graph.dag)
-        has_accelerator = costs.accelerator_ms is not None
-        self._gpu, alone = _predict(graph, costs, accelerator_only) if has_accelerator else (None, None)
-        #: The operators that the accelerator has no kernel for.
-        self._off_accelerator = sum(lane > 0 for lane in alone.lanes) if alone else 0
+        alone = _predict(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None
+        self._gpu = alone[0] if alone else None
+        #: The number of operators that the accelerator has no kernel for.
+        self._off_accelerator = sum(lane > 0 for lane in alone[1].lanes) if alone else 0
         self._plain = profile.plain.get(graph.digest)
         if self._plain and self._plain.threads > costs.cores:
             self._plain = None

@@ -276,6 +276,20 @@ def test_matrix_factorisations(kind: str, users: str) -> None:
     assert own.network.tables == {"weight 0", "weight 1", "weight 2"}
 
 
+def test_integers_in_one_dimension() -> None:
+    """A model of embeddings as networks export it; a row of the table moves alike whether the sample has it or not."""
+    model = parsed("a = Gather(u, user) b = MatMul(a, w) p = Add(b, c)", "float[N, 1] p", w=SLOPES[:3], c=HALF,
+                   u=np.random.default_rng(3).standard_normal((20_000, 3)).astype(np.float32))  # fmt: skip
+    info = model.graph.input[0]
+    info.CopyFrom(onnx.helper.make_tensor_value_info("user", onnx.TensorProto.INT64, ["N"]))
+    user = np.random.default_rng(4).integers(0, 20_000, 5000)
+    rows, own = soft(model, pa.table({"user": user, "y": np.random.default_rng(5).standard_normal(5000)}))
+    np.testing.assert_allclose(own.predict(own.raw(rows.held)), scores(rows, model), atol=2e-5)
+    at = next(iter(own.network.tables))
+    moved = own.network.weights({at: np.ones((20_000, 3), np.float32)})["u"] - own.network.weights({})["u"]
+    assert np.ptp(np.asarray(moved)) < 1e-5
+
+
 def test_a_matrix_factorisation_is_adopted() -> None:
     """Items that have moved get other rows, in the same graph; with the scope of encoders nothing else changes."""
     model = factors("numbers")

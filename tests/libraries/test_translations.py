@@ -185,6 +185,11 @@ def test_distances_to_centres_are_features(seed: int) -> None:
         clusters = make(scaler(), kinds[0](3, n_init=1, random_state=seed)).fit(x)
     np.testing.assert_allclose(translated(fitted, rows)[1], fitted.predict_proba(rows), atol=2e-3)
     assert len(chrion.translate(clusters).graph.output) == 2
+    search = sk("model_selection").GridSearchCV
+    for estimator in (kinds[0](n_init=1), make(scaler(), kinds[0](n_init=1))):
+        with quiet():
+            searched = search(estimator, {}, cv=2).fit(x)
+        assert [info.name for info in chrion.translate(searched).graph.output] == ["label", "scores"]
 
 
 @given(seed=SEEDS)

@@ -187,4 +187,32 @@ def test_integers_that_look_up_weights_are_features() -> None:
     x = np.concatenate([feeds["age"], feeds["item"], feeds["user"]], axis=1).astype(np.float32)
     np.testing.assert_allclose(tail.values(np, {}, x)["p"], run(model, feeds)[0], atol=1e-6)
     with pytest.raises(RewriteError, match=r"scores depend on 'age', of type tensor\(float\) and shape \['N', None\]"):
-        find_tail(model, lambda name: (kinds[name], ["N", None if name == "age" else 1]))
+        find_tail(model, lambda name: (kinds.get(name, "tensor(double)"), ["N", None if name == "age" else 1]))
+
+
+def test_tables_that_features_look_up_are_constants() -> None:
+    """A piece that is computed from a number looks up its coefficients: the weights are those after it."""
+    head = '<ir_version: 8, opset_import: ["": 18]>'
+    model = onnx.parser.parse_model(
+        f"{head} g (float[N, 1] x) => (float[N, 1] p) {{ a = GreaterOrEqual(x, knots) b = Cast<to=7>(a) "
+        "c = ReduceSum(b, axes) d = Gather(slopes, c) e = Mul(x, d) p = MatMul(e, w) }"
+    )
+    for name, value in {"knots": np.float32([[-1, 0, 1]]), "axes": np.array([1]), "slopes": np.float32([1, 2, 3, 4]),
+                        "w": np.float32([[2]])}.items():  # fmt: skip
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    tail = find_tail(model, lambda _: ("tensor(float)", ["N", 1]))
+    assert ({*tail.weights}, tail.looks_up, [own.name for own in tail.sources]) == ({"w"}, False, ["e"])
+
+
+def test_values_of_other_types_beside_integers_are_converted_before() -> None:
+    """With a float64 number beside looked-up rows, the operators begin with the table that has both."""
+    head = '<ir_version: 8, opset_import: ["": 18]>'
+    model = onnx.parser.parse_model(
+        f"{head} g (int64[N] user, double[N, 1] age) => (float[N, 1] p) "
+        "{ a = Gather(u, user) b = Cast<to=1>(age) c = Concat<axis=1>(a, b) p = MatMul(c, w) }"
+    )
+    for name, value in {"u": X, "w": W[:, :1].repeat(2, axis=0)[:5]}.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    kinds = {"user": ("tensor(int64)", ["N"]), "age": ("tensor(double)", ["N", 1]), "c": ("tensor(float)", ["N", 5])}
+    tail = find_tail(model, kinds.__getitem__)
+    assert ({*tail.weights}, [own.name for own in tail.sources]) == ({"w"}, ["c"])

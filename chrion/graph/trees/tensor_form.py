@@ -14,7 +14,7 @@ inputs and outputs stay there. There are two forms, with the comparisons of the 
 Membership in a set of categories is a lookup in a table of integers (:mod:`chrion.graph.trees.sets`).
 
 On cores, onnxruntime's kernel runs batches of up to about 50 rows on one thread, however many it has. In **parts**, of
-some trees each, an ensemble runs on several lanes.
+some trees each, an ensemble of such a batch runs on several lanes.
 
 Leaves are equal to those of the original. The sums over trees are in another order, so that scores differ by rounding.
 """
@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 FORMS = ("gathers", "gemm")
 #: The numbers of parts by form.
 PARTS = {f"{count} parts": count for count in (2, 4, 8)}
+#: The most rows for parts: with more of them, onnxruntime's kernel uses all of its threads.
+_MOST_ROWS = 50
 #: The fewest trees of a part.
 _LEAST_TREES = 16
 #: The opset from which on all operators have the form that is used, and onnxruntime infers their shapes.
@@ -146,14 +148,22 @@ def tree_forms(graph: Graph, cores: int = 0) -> dict[str, Graph | ModelError]:
         cores: The number of cores of a machine without an accelerator, for parts; 0 for tensor forms.
     """
     found: dict[str, Graph | ModelError] = {}
-    forms = [form for form, count in PARTS.items() if count <= cores] if cores else FORMS
-    for form in forms if any(map(is_tree_ensemble, graph.model.graph.node)) else ():
+    ensembles = [node for node in graph.model.graph.node if is_tree_ensemble(node)]
+    few = all(_rows(graph, node.input[0]) <= _MOST_ROWS for node in ensembles)
+    forms = [form for form, count in PARTS.items() if few and count <= cores] if cores else FORMS
+    for form in forms if ensembles else ():
         try:
             found[form] = tensor_trees(graph, form)
         except ModelError as refusal:  # of the rewrite, or of onnxruntime for the rewritten model
             log.info("model %s: tree ensembles are not tried as %s: %s", graph.name, form, refusal)
             found[form] = refusal
     return found
+
+
+def _rows(graph: Graph, name: str) -> int:
+    """Return the rows of a table of features; 1 if they are not known."""
+    shape = graph.values[name].shape if name in graph.values else ()
+    return shape[0] if shape and len(shape) > 1 and isinstance(shape[0], int) else 1
 
 
 def tree_variants(graph: Graph, cores: int = 0) -> dict[str, Graph]:

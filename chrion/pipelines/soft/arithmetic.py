@@ -132,6 +132,8 @@ class ArithmeticNetwork(ScoreNetwork):
         for _ in range(_SUMS):
             for name, own in slopes(weights, rng.choice(np.array([-1, 1], np.float32), shape)).items():
                 squares[name] += np.nan_to_num(np.asarray(own, np.float64)) ** 2
+        for name in self._tail.tables:  # these rows look up some of their rows only
+            squares[name][...] = squares[name].mean()
         scale = self._unit if self._loss is SQUARED else 1.0
         return {name: _unit(value, np.sqrt(squares[name] / _SUMS / len(x)), scale) for name, value in weights.items()}
 

@@ -1,8 +1,9 @@
 """Training of networks: mini-batches, Adam, dropout, and row-wise updates of tables (WindTunnel, section 5.2.4).
 
 Parameters are trained by Adam with the paper's weight decay and dropout. Since parameters are deviations, the
-decay is towards the original pipeline. Tables of categories stay in NumPy's memory: a step reads and writes the rows of
-its batch only, by Adagrad with one number of state a row, so that its cost does not depend on their size.
+decay is towards the original pipeline. Tables of encoded categories stay in NumPy's memory: a step reads and writes
+the rows of its batch only, by Adagrad with one number of state a row, so that its cost does not depend on their size.
+Tables that integers look up are parameters as all others.
 
 An epoch visits all rows in an order that depends on the seed and its number alone. So a run that continues from a saved
 state has the results of one that was never interrupted.
