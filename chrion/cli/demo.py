@@ -80,7 +80,9 @@ def demo(
     write_atomically(path, timeline_html(plan, charts, [conclusion.strip()], graph=graph, profile=measured))
     show(f"   timeline for a browser, {target.message}")
     _plan_for_the_papers_machine()
-    _show_heading("3. When it does not help", "operators that wait for one another, such as a single wide layer")
+    _show_heading(
+        "3. When it does not help", "operators that wait for one another, as in a single LSTM layer, 512 wide"
+    )
     graph, _, plan = _plan(_CHAIN, cores)
     timings, interference = _time(graph, plan, synthetic_inputs(graph), cores)
     show(bench_table(timings, _PLAN), f"   {bench_verdict(timings, _PLAN, interference=interference)}")

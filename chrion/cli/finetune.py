@@ -102,7 +102,7 @@ def finetune(
 def _show(report: FinetuningReport, written: outputs.Output) -> None:
     fit, choose, held = report.rows
     gain, loss = (_TITLES[name] for name in report.measures)
-    table = FigureTable(f"{held} held-out rows", [key("model"), gain, loss, "calibration error", text("")])
+    table = FigureTable(f"{held} held-out rows", [key("model"), gain, loss, "calibration error", text("")], sparse=True)
     for own in report.compared:
         table.add_row(own.name, *_figures(own), own.note)
     written_line = f"{written.message}, the model of the row 'tuned': {report.reason}"

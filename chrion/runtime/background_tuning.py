@@ -380,7 +380,7 @@ class BackgroundTuner:
             TimedCandidate(_CANDIDATE, plain=False, latency_ms=trial.plan_ms, rounds=trial.pairs),
         )
         winner, plan = (_CANDIDATE, engine.plan) if trial.plan_wins else (PLAIN, None)
-        relation = "faster" if plan else "no plan was faster"
+        relation = "faster" if plan else f"no plan took at most {trial.share:.0%} of the plain session's time"
         plain = candidate_name(PLAIN, thread_count(self._config.options))
         figures = f"{plain} {format_ms(trial.plain_ms)}; {_CANDIDATE} {format_ms(trial.plan_ms)}; {trial.pairs} rounds"
         made = replace(

@@ -43,6 +43,7 @@ class LiveSelection:
 
     Attributes:
         other: The engine of the plan.
+        share: The same.
         diverts: Whether the next request goes to the plan.
         plan_wins: Whether the plan is selected; None before the end.
     """
@@ -54,7 +55,7 @@ class LiveSelection:
         self.other = plan
         self.diverts = False
         self.plan_wins: bool | None = None
-        self._on_end, self._share = on_end, share
+        self._on_end, self.share = on_end, share
         #: Mean latencies of the blocks of complete pairs, in ms: of the plain session, and of the plan.
         self._plain_ms: list[float] = []
         self._plan_ms: list[float] = []
@@ -128,7 +129,7 @@ class LiveSelection:
         self._first_ms = None
         self._plain_ms.append(plain_ms)
         self._plan_ms.append(plan_ms)
-        faster = is_faster(zip(self._plan_ms, self._plain_ms, strict=True), self._share)
+        faster = is_faster(zip(self._plan_ms, self._plain_ms, strict=True), self.share)
         if faster is not None or len(self._plan_ms) >= MOST_PAIRS:
             self.diverts = False
             self.plan_wins = bool(faster)

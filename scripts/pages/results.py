@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,18 @@ def result_sections(folder: Path) -> dict[str, str]:
 
 
 def precision_table(folder: Path) -> str:
-    """Return the share of the fastest plain session's time that each model takes in bfloat16 and in float32."""
+    """Return the share of the fastest plain session's time that each model takes in bfloat16 and in float32.
+
+    A session that runs plain has no share: what differs from 1 is noise.
+    """
     part = next(part for part in read_parts(folder, "peers") if "rows" in part)
-    wanted = ["model", "bf16 / onnxruntime", "hybrid / onnxruntime"]
-    shares = ([row[part["columns"].index(name)] for name in wanted] for row in part["rows"])
-    rows = [[model, *(share.partition(" ")[0] for share in own)] for model, *own in shares]
+    wanted = [("chosen in bf16", "bf16 / onnxruntime"), ("chosen", "hybrid / onnxruntime")]
+    at = part["columns"].index
+
+    def share(row: Sequence[str], chosen: str, ratio: str) -> str:
+        return "plain" if row[at(chosen)] == "plain" else row[at(ratio)].partition(" ")[0]
+
+    rows = [[row[at("model")], *(share(row, *names) for names in wanted)] for row in part["rows"]]
     return markdown_table([["12 layers unless stated", "bfloat16", "float32"], *rows])
 
 
