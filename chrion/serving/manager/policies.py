@@ -173,11 +173,13 @@ def route_least_loaded(
     del draw
     if len(eligible) == len(outstanding):  # all servers; these forms are faster
         least = outstanding.index(0) if 0 in outstanding else outstanding.index(min(outstanding))
+        if free and not homes and outstanding[emptiest := free.index(max(free))] == outstanding[least]:
+            return emptiest
     else:
         least = _least_loaded(outstanding, eligible)
-    fewest = outstanding[least]
-    if homes or not free or outstanding.count(fewest) == 1:
+    if homes or not free:
         return least
+    fewest = outstanding[least]
     return max([i for i in eligible if outstanding[i] == fewest], key=free.__getitem__)
 
 
