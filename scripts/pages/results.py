@@ -22,14 +22,15 @@ def result_sections(folder: Path) -> dict[str, str]:
 def precision_table(folder: Path) -> str:
     """Return the share of the fastest plain session's time that each model takes in bfloat16 and in float32.
 
-    A session that runs plain has no share: what differs from 1 is noise. One with an error against float32 had a plan,
-    whatever another session chose.
+    A session that runs plain has no share: what differs from 1 is noise. An error against float32 tells that the timed
+    one had a plan, although another chose none.
     """
     part = next(part for part in read_parts(folder, "peers") if "rows" in part)
     at = part["columns"].index
 
     def share(row: Sequence[str], chosen: str, ratio: str, error: float) -> str:
-        return row[at(ratio)].partition(" ")[0] if error or row[at(chosen)] != "plain" else "plain"
+        number, is_plain = row[at(ratio)].partition(" ")[0], row[at(chosen)] == "plain"
+        return f"{number} or plain" if is_plain and error else "plain" if is_plain else number
 
     rows = [
         [
