@@ -61,14 +61,8 @@ class Result:
         def elapsed_ms() -> float:
             return self.timing.total_ms + (time.monotonic() - began_s) * 1000
 
-        try:
+        with statistics.failures_counted(elapsed_ms):
             yield
-        except Exception:
-            statistics.fail.add(elapsed_ms())
-            raise
-        except BaseException:
-            statistics.cancelled.add(elapsed_ms())
-            raise
         statistics.add_answer(self.rows, self.timing, self.parts_ms)
 
 

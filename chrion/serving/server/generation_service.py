@@ -131,14 +131,8 @@ class GenerationService:
             total_ms = elapsed_ms()
             statistics.add_success(texts, total_ms, 0.0, (0.0, total_ms, 0.0))
 
-        try:
+        with statistics.failures_counted(elapsed_ms):
             yield succeed
-        except Exception:
-            statistics.fail.add(elapsed_ms())
-            raise
-        except BaseException:
-            statistics.cancelled.add(elapsed_ms())
-            raise
 
     def admit(self, count: int) -> None:
         """Raise a failure unless a number of texts may be queued now."""

@@ -7,6 +7,8 @@ import re
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 #: Upper limits of the buckets of histograms, in seconds; the last bucket has none. The
@@ -85,6 +87,22 @@ class ModelStatistics:
     evictions: int = 0
     shrinks: int = 0
     grows: int = 0
+
+    @contextmanager
+    def failures_counted(self, elapsed_ms: Callable[[], float]) -> Iterator[None]:
+        """Count a request as failed, or as cancelled by its client, if this context ends with an exception.
+
+        Args:
+            elapsed_ms: Returns the time since its arrival.
+        """
+        try:
+            yield
+        except Exception:
+            self.fail.add(elapsed_ms())
+            raise
+        except BaseException:
+            self.cancelled.add(elapsed_ms())
+            raise
 
     def add_load(self, load_ms: float, size: int) -> None:
         """Add a load, and the bytes that it loaded."""

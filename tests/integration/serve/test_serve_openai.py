@@ -151,7 +151,7 @@ def test_a_client_that_leaves_frees_its_slots(decoders: LocalServer, stream: boo
 def test_metrics_have_the_times_of_tokens(decoders: LocalServer, client: Any) -> None:
     """A request of five tokens is one time to a first token and four times between tokens."""
     names = [f"chrion_time_{name}_seconds_count" for name in ("to_first_token", "between_tokens")]
-    client.completions.create(model="llama", prompt=[1], max_tokens=1)
+    client.completions.create(model="llama", prompt=[1], max_tokens=2)  # else there is no time between tokens yet
     before = [decoders.metric(name, model="llama") for name in names]
     client.completions.create(model="llama", prompt=[1], max_tokens=5)
     assert [decoders.metric(name, model="llama") - old for name, old in zip(names, before, strict=True)] == [1, 4]
