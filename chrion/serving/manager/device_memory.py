@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from chrion.serving.manager.host_memory import HostMemory
 from chrion.serving.manager.policies import ResidentModel, WaitingModel, choose_victims, order_fifo
@@ -41,25 +41,26 @@ _CALM_MS = 10_000.0
 _MIN_POPULARITY = 0.5
 
 
-D = TypeVar("D", bound="DeviceMemory")
+class Host:
+    """What the devices of a server share: the link, over which one model at a time is loaded, host memory, and cores.
 
-
-class Link(Generic[D]):
-    """The link of a server, over which models are loaded into the memories of its devices, one at a time.
-
-    Each device proposes the first of its waiting loads; of the proposals for which there is memory, or for which it can
-    be made, the first in the load order is carried out.
+    - Each device proposes the first of its waiting loads; of the proposals for which there is memory, or for which it
+      can be made, the first in the load order is carried out.
+    - Cores go to the ready batches at the heads of the queues. The batch of the highest priority that entered its queue
+      first is considered first; if its slot is free and its cores are not, no other batch that needs cores starts.
 
     Args:
+        cores: The CPU cores.
         memory: The host memory, from which models are loaded; by default it holds all of them.
     """
 
-    def __init__(self, memory: HostMemory | None = None) -> None:
+    def __init__(self, cores: int, memory: HostMemory | None = None) -> None:
+        self.cores = self.free_cores = cores
         self.memory = memory or HostMemory()
-        #: The devices, which add themselves.
-        self.devices: list[D] = []
+        #: The devices (:class:`chrion.serving.manager.manager.ModelManager`), which add themselves.
+        self.devices: list[Any] = []
         #: The device that is being loaded, and the number of loads of all devices that have not started.
-        self.loading: D | None = None
+        self.loading: DeviceMemory | None = None
         self.waiting_loads = 0
 
     def load_next(self, now: float) -> None:
@@ -77,12 +78,27 @@ class Link(Generic[D]):
 
     def last_use_ms(self, model: int) -> float:
         """Return the time of a model's last use on any device; infinity while it is used, -1 if it never was."""
-        return max(device.last_use_ms(model) for device in self.devices)
+        return float(max(device.last_use_ms(model) for device in self.devices))
 
-    def use_free_memory(self, now: float) -> None:
-        """Use the free memory of the devices, as long as the link is free."""
-        for device in self.devices:
-            device.use_free_memory(now)
+    def start_ready(self, now: float) -> None:
+        """Start batches at the heads of the queues of several devices while their slots and cores are free."""
+        while head := self._next_head(now):
+            device, line = head
+            job = line.items[0][2]
+            device.start(now, job, device.residents[job[1]], line)
+
+    def _next_head(self, now: float) -> tuple[Any, Any] | None:
+        """Return the device and the line whose first batch can start now and comes first."""
+        heads = [(line.order, device, line) for device in self.devices if (line := device.ready.head(now))]
+        awaited = False
+        for _, device, line in sorted(heads, key=lambda head: head[0]):
+            slots, cores = device.needs(line)
+            if slots > device.free_slots or (cores and awaited):
+                continue
+            if cores <= self.free_cores:
+                return device, line
+            awaited = True
+        return None
 
 
 class DeviceMemory(ABC):
@@ -95,9 +111,7 @@ class DeviceMemory(ABC):
         sizes: Bytes of every variant, by level and model; the caller may add models.
     """
 
-    def __init__(
-        self, host: Link[Any], rules: ServerPolicies, budget_bytes: int, sizes: Sequence[Figures[int]]
-    ) -> None:
+    def __init__(self, host: Host, rules: ServerPolicies, budget_bytes: int, sizes: Sequence[Figures[int]]) -> None:
         self.host, self.rules = host, rules
         host.devices.append(self)
         self.budget_bytes = self.free_bytes = budget_bytes

@@ -29,8 +29,7 @@ from itertools import chain
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from chrion.serving.manager.device_memory import DeviceMemory, Link
-from chrion.serving.manager.host_memory import HostMemory
+from chrion.serving.manager.device_memory import DeviceMemory, Host
 from chrion.serving.manager.policies import ResidentModel, is_in_time
 from chrion.serving.manager.policy_settings import Figures, ServerPolicies
 from chrion.serving.manager.queue_estimate import Release, Resources, Service, expected_releases, expected_start
@@ -44,45 +43,6 @@ Execution = tuple[int, ResidentModel, Resources, int]
 
 #: The line of all requests that start alone.
 _ALL = -1
-
-
-H = TypeVar("H", bound="ModelManager[Any]")
-
-
-class HostResources(Link[H]):
-    """The link, the host memory and the CPU cores of a server, which its devices share.
-
-    Cores go to the ready batches at the heads of the queues. The batch of the highest priority that entered its
-    queue first is considered first; if its slot is free and its cores are not, no other batch that needs cores starts.
-
-    Args:
-        cores: The cores.
-        memory: The host memory; by default it holds all models.
-    """
-
-    def __init__(self, cores: int, memory: HostMemory | None = None) -> None:
-        super().__init__(memory)
-        self.cores = self.free_cores = cores
-
-    def start_ready(self, now: float) -> None:
-        """Start batches at the heads of the queues of several devices while their slots and cores are free."""
-        while head := self._next_head(now):
-            device, line = head
-            job = line.items[0][2]
-            device.start(now, job, device.residents[job[1]], line)
-
-    def _next_head(self, now: float) -> tuple[H, Line[Any]] | None:
-        """Return the line whose first batch can start now and comes first, and its device."""
-        heads = [(line.order, device, line) for device in self.devices if (line := device.ready.head(now))]
-        awaited = False
-        for _, device, line in sorted(heads, key=lambda head: head[0]):
-            slots, cores = device.needs(line)
-            if slots > device.free_slots or (cores and awaited):
-                continue
-            if cores <= self.free_cores:
-                return device, line
-            awaited = True
-        return None
 
 
 class ModelManager(DeviceMemory, Generic[J]):
@@ -105,7 +65,7 @@ class ModelManager(DeviceMemory, Generic[J]):
 
     def __init__(  # noqa: PLR0913 - what a device is made of
         self,
-        host: HostResources[Any],
+        host: Host,
         rules: ServerPolicies,
         *,
         budget_bytes: int,
@@ -120,7 +80,6 @@ class ModelManager(DeviceMemory, Generic[J]):
         is_alone: bool = True,
     ) -> None:
         super().__init__(host, rules, budget_bytes, sizes)
-        self.host: HostResources[Any] = host
         self.index = index
         self.slots = self.free_slots = slots
         self.service = service

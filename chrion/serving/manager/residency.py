@@ -19,7 +19,8 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from chrion.serving.manager.manager import HostResources, ModelManager
+from chrion.serving.manager.device_memory import Host
+from chrion.serving.manager.manager import ModelManager
 from chrion.serving.manager.policies import ResidentModel, choose_victims
 from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.manager.queue_estimate import Service
@@ -106,7 +107,7 @@ class Residency(ModelManager[Request]):
         self._figures: dict[str, Any] = {key: {} for key in ("slo_ms", "weights", "pinned", "max_queue", "batching")}
         rules = policies.rules(**self._figures)
         super().__init__(
-            HostResources[Any](cores),
+            Host(cores),
             rules,
             budget_bytes=budgets[self.primary],
             slots=slots,

@@ -17,7 +17,7 @@ from chrion.serving.manager.policies import Route
 from chrion.serving.manager.records import MAX_ATTEMPTS
 from chrion.serving.manager.scaling import Autoscaler, AutoscalingSpec
 from chrion.serving.simulator.cluster_state import ClusterState, Job
-from chrion.serving.simulator.server import Host
+from chrion.serving.simulator.server import SimulatedHost
 from chrion.serving.simulator.settings import DomainSpec
 
 _HOUR_MS = 3_600_000.0
@@ -28,7 +28,7 @@ _NAN = float("nan")
 class FailureProcess:
     """Failures and repairs, one after another, of servers that fail together, or of one."""
 
-    hosts: Sequence[Host]
+    hosts: Sequence[SimulatedHost]
     mtbf_h: float
     mttr_s: float
     random: np.random.Generator
@@ -49,7 +49,7 @@ class Availability:
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of a cluster
         self,
-        hosts: Sequence[Host],
+        hosts: Sequence[SimulatedHost],
         cluster: ClusterState,
         eligible: list[Sequence[int]],
         route: Route,
@@ -112,7 +112,7 @@ class Availability:
             return len(self._gpus)
         return self._policy(outstanding, eligible, [i for i in homes if self._gpus[i].host.available], draw, free)
 
-    def on_ms(self, host: Host, end_ms: float) -> float:
+    def on_ms(self, host: SimulatedHost, end_ms: float) -> float:
         """Return the time for which a server was on."""
         return host.on_ms + (end_ms - host.on_since_ms if host.on else 0.0)
 
@@ -168,7 +168,7 @@ class Availability:
                     self._load_pinned(now, host)
         self._refresh(now)
 
-    def _load_pinned(self, now: float, host: Host) -> None:
+    def _load_pinned(self, now: float, host: SimulatedHost) -> None:
         for model, pinned in enumerate(self._cluster.policies.pinned):
             if pinned:
                 for gpu in host.devices:
@@ -201,7 +201,7 @@ class Availability:
             self._log(now, "start", host)
         self._refresh(now)
 
-    def _started(self, now: float, begun: tuple[Host, float]) -> None:
+    def _started(self, now: float, begun: tuple[SimulatedHost, float]) -> None:
         host, since_ms = begun
         if host.on and host.on_since_ms == since_ms:
             self._starting.discard(host.index)
@@ -239,6 +239,6 @@ class Availability:
         on, available = (sum(getattr(host, name) for host in self._hosts) for name in ("on", "available"))
         self.changes.append((now, on, available))
 
-    def _log(self, now: float, event: str, host: Host) -> None:
+    def _log(self, now: float, event: str, host: SimulatedHost) -> None:
         if self._cluster.journal:
             self._cluster.journal(now, event, host.index, 0)

@@ -29,7 +29,7 @@ from chrion.serving.simulator.eligibility import eligible_by_model
 from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.network_store import NetworkStore
 from chrion.serving.simulator.requests import Floats, Indices, Requests
-from chrion.serving.simulator.server import Host, Server
+from chrion.serving.simulator.server import Server, SimulatedHost
 from chrion.serving.simulator.service import busy_shares, scaled_levels, service_table
 from chrion.serving.simulator.settings import DomainSpec, ServerSpec, StoreSpec
 from chrion.serving.variants import Jitter, Variant
@@ -267,11 +267,11 @@ class ClusterEngine:
 
     def _use_free_memory(self, now: float, _: None = None) -> None:
         """Use the free memory of all servers, now and after each interval in which something may have changed."""
-        for host in self.hosts:
-            if host.available and host.loading is None:
-                host.use_free_memory(now)
+        for server in self.servers:
+            if server.host.available:
+                server.use_free_memory(now)
         intervals = 1
-        if all(host.loading is None and all(gpu.is_calm(now) for gpu in host.devices) for host in self.hosts):
+        if all(server.host.loading is None and server.is_calm(now) for server in self.servers):
             # Nothing was loaded, and until the next event or request popularity only decreases.
             until = min(self._arriving, self._events[0][0] if self._events else math.inf)
             if until == math.inf:
@@ -319,7 +319,9 @@ class ClusterEngine:
                     open_.remove(i)
 
 
-def _build_servers(specs: Sequence[ServerSpec], states: Sequence[ClusterState]) -> tuple[list[Server], list[Host]]:
+def _build_servers(
+    specs: Sequence[ServerSpec], states: Sequence[ClusterState]
+) -> tuple[list[Server], list[SimulatedHost]]:
     """Return an entry for each GPU, and one for each server.
 
     Args:
@@ -330,10 +332,10 @@ def _build_servers(specs: Sequence[ServerSpec], states: Sequence[ClusterState]) 
     links = {(spec.pcie_gb_per_s, spec.load_fixed_ms): spec for spec in specs}
     load_times = {link: table.load_ms(spec) for link, spec in links.items()}
     servers: list[Server] = []
-    hosts: list[Host] = []
+    hosts: list[SimulatedHost] = []
     for spec in specs:
         load_ms = load_times[spec.pcie_gb_per_s, spec.load_fixed_ms]
-        host = Host(len(hosts), spec, states[0])
+        host = SimulatedHost(len(hosts), spec, states[0])
         for i in range(len(servers), len(servers) + spec.gpus):
             Server(i, host, load_ms, states[i])
         servers += host.devices

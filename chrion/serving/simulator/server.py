@@ -14,8 +14,9 @@ from functools import partial
 from heapq import heapify, heappush
 from typing import Any
 
+from chrion.serving.manager.device_memory import Host
 from chrion.serving.manager.host_memory import HostMemory
-from chrion.serving.manager.manager import Execution, HostResources, ModelManager
+from chrion.serving.manager.manager import Execution, ModelManager
 from chrion.serving.manager.policies import ResidentModel
 from chrion.serving.manager.queue_estimate import Service
 from chrion.serving.manager.records import Reason
@@ -29,7 +30,7 @@ Unsure = tuple[Sequence[Job], float, int]
 _NAN, _INFINITY = float("nan"), float("inf")
 
 
-class Host(HostResources["Server"]):
+class SimulatedHost(Host):
     """A server: the link and the cores of its GPUs, and its host memory before a disk.
 
     Args:
@@ -64,7 +65,9 @@ class Server(ModelManager[Job]):
         cluster: What it shares with other servers.
     """
 
-    def __init__(self, index: int, host: Host, load_ms: Sequence[Sequence[float]], cluster: ClusterState) -> None:
+    def __init__(
+        self, index: int, host: SimulatedHost, load_ms: Sequence[Sequence[float]], cluster: ClusterState
+    ) -> None:
         policies, table, spec = cluster.policies, cluster.table, host.spec
         super().__init__(
             host,
@@ -79,7 +82,7 @@ class Server(ModelManager[Job]):
             index=index,
             is_alone=spec.gpus == 1,
         )
-        self.host: Host = host
+        self.host: SimulatedHost = host
         self.cluster = cluster
         self.loaded_mb = 0.0
         self.link_busy_ms = 0.0
