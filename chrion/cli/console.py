@@ -22,7 +22,7 @@ _FILE_WIDTH = 100
 #: Seconds between two lines about a step where stderr is no terminal (a choice, not measured).
 _LINE_S = 10.0
 
-#: Called with the number of items done, the number of all, and the name of the last one.
+#: Called with the number of items done, the number of all (0 if it is not known), and the name of the last one.
 Update = Callable[[int, int, str], None]
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,8 @@ def _lines(text: str) -> Update:
 
 
 def _progress(text: str, done: int, total: int, name: str) -> str:
-    return f"{text}, {done} of {total}{f': {name}' if name else ''}"
+    number = f"{done} of {total}" if total else f"{done} done"
+    return f"{text}, {number}{f': {name}' if name else ''}"
 
 
 @contextlib.contextmanager
@@ -97,7 +98,7 @@ def _bar(text: str, *, animated: bool) -> Iterator[Update]:
         progress.refresh()
 
         def update(done: int, total: int, name: str) -> None:
-            progress.update(task, completed=done, total=total, description=_progress(text, done, total, name))
+            progress.update(task, completed=done, total=total or None, description=_progress(text, done, total, name))
             if not animated:
                 progress.refresh()
 

@@ -192,8 +192,8 @@ def _find(
     of_decoder = isinstance(scenario, DecoderScenario)
     if of_decoder and condition.metric == decoder_results.VIOLATIONS and not any(structs.astuple(scenario.slo)):
         raise OptionError("--until violations: the scenario has no objectives", hint="set slo.first_token_ms")
-    with step(f"searching the limit of {name} of {source.name}") as update:
-        found = limits.find_limits(kind, source, name, condition, options, lambda done, text: update(done, done, text))
+    with step(f"searching {name} of {source.name}") as update:
+        found = limits.find_limits(kind, source, name, condition, options, lambda done, text: update(done, 0, text))
     if export:
         write_curve(export, quantity.unit, condition.metric, found)
     if plot:

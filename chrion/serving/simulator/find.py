@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 from chrion.common.records import read_record
@@ -286,10 +287,11 @@ def find_limits(  # noqa: PLR0913, PLR0917 - the parts of a search
     scenario = kind.build(source)
     quantity = kind.searched(name, condition, scenario)
     limits: list[Limit] = []
+    tried = count(1)
     with worker_pool(options.workers) if options.workers > 1 and kind.is_long(scenario) else nullcontext() as pool:
         for pattern, sets in kind.patterns(scenario).items():
             search = Search(kind, source.changed(sets), quantity, condition, options, pool.map if pool else map)
-            search.note = lambda number, text: progress(sum(len(known.curve) for known in limits) + number, text)
+            search.note = lambda text: progress(next(tried), text)
             search.ends_early = quantity.smallest and pattern not in (PLANNED, SHRINK)
             limits.append(search.limit(pattern))
     return tuple(limits)
@@ -319,7 +321,7 @@ class Search:
         #: faster ones with more memory.
         self._enough = self._last
         self.ends_early = False
-        self.note: Callable[[int, str], None] = lambda _number, _text: None
+        self.note: Callable[[str], None] = lambda _text: None
         self._probes: dict[int, Probe] = {}
         #: The figure of the last value, and how many values before it had the same.
         self._figure, self._equal = Interval(math.nan, math.nan), 0
@@ -397,7 +399,8 @@ class Search:
             self._probes[at], runs = self._simulate(self._sign * at)
             if self.ends_early and runs and not any(run.improvable for run in runs):
                 self._enough = min(self._enough, at)
-            self.note(len(self._probes), f"{self._probes[at].amount:.4g} {self._quantity.unit}")
+            amount, unit = self._probes[at].amount, self._quantity.unit
+            self.note("too small for the models" if math.isnan(amount) else f"{amount:.4g} {unit}")
         return self._probes[at]
 
     def _simulate(self, number: int) -> tuple[Probe, Sequence[Replication]]:
