@@ -59,16 +59,18 @@ def missed_slo(results: Sequence[TimedCandidate], slo_ms: float | None) -> str:
 def _relation(comparison: Comparison, timed: Sequence[TimedCandidate], slo_ms: float | None, threads: int) -> str:
     """Return how the winner compares with the other candidates."""
     winner = candidate_name(comparison.winner, threads)
-    own_ms = next((result.latency_ms for result in timed if result.name == comparison.winner), math.inf)
-    if own_ms == math.inf:
+    own = next((result for result in timed if result.name == comparison.winner), None)
+    if own is None:
         return f"{winner} was not timed"
+    own_ms = own.latency_ms
     if own_ms <= min(result.latency_ms for result in timed):
         return "fastest when timed" if len(timed) > 1 else "the only candidate when timed"
     if slo_ms is not None and own_ms <= slo_ms:
         return f"least accelerator memory within the SLO of {format_ms(slo_ms)} when timed"
     if comparison.interference:
         return f"kept {winner}: the machine was too busy for a reliable comparison"
-    return f"{winner}, since no faster candidate led every plain session {comparison.lead}"
+    led = f"led every plain session {comparison.lead}"
+    return f"{winner}, since no faster candidate {led}" if own.plain else f"{winner}, which {led}; no faster one did"
 
 
 def _figures(timed: Sequence[TimedCandidate], threads: int) -> str:
