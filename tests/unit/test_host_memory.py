@@ -1,7 +1,5 @@
 """Host memory before a disk, by the rules of ``docs/simulation.md``."""
 
-from math import inf
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -25,21 +23,24 @@ def memory_of(*models: int, room_mb: int = 300) -> HostMemory:
 
 
 @pytest.mark.parametrize(
-    ("last_use_ms", "fetched", "kept"),
+    ("uses", "used", "fetched", "kept"),
     [
-        ((7.0, -1.0, 2.0), 3, {0, 2, 3}),  # never used
-        ((7.0, 3.0, 2.0), 3, {0, 1, 3}),  # idle longest
-        ((7.0, inf, inf), 3, {1, 2, 3}),  # those in use last
-        ((inf, inf, inf), 3, {1, 2, 3}),  # of equals, the one that came first
-        ((inf, 7.0, 2.0), 4, {4}),  # 250 MB beside 100 MB do not fit into 300 MB
+        ((2, 0), (), 3, {0, 2, 3}),  # never used
+        ((2, 1, 0), (), 3, {0, 1, 3}),  # idle longest
+        ((2, 1, 2, 0), (), 3, {0, 2, 3}),  # the last use counts
+        ((0,), (1, 2), 3, {1, 2, 3}),  # those in use last
+        ((), (0, 1, 2), 3, {1, 2, 3}),  # of equals, the one that came first
+        ((2, 1), (0,), 4, {4}),  # 250 MB beside 100 MB do not fit into 300 MB
     ],
 )
 def test_the_weights_that_have_been_idle_longest_leave(
-    last_use_ms: tuple[float, ...], fetched: int, kept: set[int]
+    uses: tuple[int, ...], used: tuple[int, ...], fetched: int, kept: set[int]
 ) -> None:
     """As many leave as are needed: first those that were never used, then by the last use, then those in use."""
     memory = memory_of(0, 1, 2)
-    memory.fetch(fetched, last_use_ms.__getitem__)
+    for model in uses:
+        memory.note_use(model)
+    memory.fetch(fetched, used.__contains__)
     assert memory.held.keys() == kept
     assert sum(memory.held.values()) <= 300 * MB
     assert memory.disk_loads == 1
@@ -48,16 +49,26 @@ def test_the_weights_that_have_been_idle_longest_leave(
 def test_free_room_is_used_first() -> None:
     """Nothing leaves while there is room, to the byte."""
     memory = memory_of(0, 1)
-    memory.fetch(2, lambda _: 0.0)
+    memory.fetch(2, ().__contains__)
     assert memory.held == {0: 100 * MB, 1: 100 * MB, 2: 100 * MB}
 
 
+def test_models_that_no_device_has_used_leave_before_those_that_were_preloaded() -> None:
+    """Whichever came first into host memory."""
+    memory = memory_of(0)
+    memory.note_use(0)
+    memory.fill([1, 2])
+    memory.fetch(3, ().__contains__)
+    assert memory.held.keys() == {0, 2, 3}
+
+
 def test_a_model_that_exceeds_host_memory_is_not_kept() -> None:
-    """No other leaves for it, and each of its loads reads the disk."""
+    """No other leaves for it, and each of its loads reads the disk; to note its use changes nothing."""
     memory = memory_of(0, 1, 2)
     for loads in (1, 2):
         assert memory.disk_ms(5, 0) == 5.0 + 400.0 / 2.0
-        memory.fetch(5, lambda _: 0.0)
+        memory.fetch(5, ().__contains__)
+        memory.note_use(5)
         assert memory.held.keys() == {0, 1, 2}
         assert memory.disk_loads == loads
 
@@ -67,7 +78,7 @@ def test_the_disk_takes_a_fixed_time_and_bytes_over_bandwidth() -> None:
     memory = memory_of(0)
     assert [memory.disk_ms(4, level) for level in (0, 1)] == [5.0 + 125.0, 5.0 + 15.0]
     assert [memory.disk_ms(0, level) for level in (0, 1)] == [0.0, 0.0]
-    memory.fetch(4, {0: 1.0}.__getitem__)
+    memory.fetch(4, ().__contains__)
     assert memory.held == {4: 250 * MB}
     assert [memory.disk_ms(model, 0) for model in (0, 4)] == [55.0, 0.0]
 
@@ -116,19 +127,33 @@ def test_loads_and_their_estimates_include_the_disk() -> None:
     assert [gpu.times_to_memory(200.0, model) for model in (0, 1)] == [pytest.approx({0: 11.0}), {0: 0.0}]
 
 
-def test_the_last_use_is_the_latest_over_the_devices() -> None:
-    """Infinite while a GPU uses or loads a model, and before all others if none has used it."""
+def test_a_model_is_used_while_any_device_uses_it() -> None:
+    """A GPU uses a model while it loads it, and while a request is ready or runs; another one may meanwhile be idle."""
     variants = [Variant("v", 100.0, 10.0, 10.0, load_mb=100.0)] * 3
     engine = engine_of(variants, spec=ServerSpec(gpus=2, pcie_gb_per_s=10.0, load_fixed_ms=1.0))
     (host,) = engine.hosts
     first, second = host.devices
-    assert host.last_use_ms(0) == -1.0
+    assert not host.uses(0)
     first.request_load(0.0, 0, 10.0, 0.0)
-    assert host.last_use_ms(0) == inf
+    assert host.uses(0)
     first.end_load(11.0)
-    assert host.last_use_ms(0) == 11.0
+    assert not host.uses(0)
     second.request_load(20.0, 0, 10.0, 0.0)
     second.end_load(31.0)
-    assert (first.last_use_ms(0), host.last_use_ms(0)) == (11.0, 31.0)
     first.offer(40.0, (0, 0, 40.0, 1.0, False))
-    assert (second.last_use_ms(0), host.last_use_ms(0)) == (31.0, inf)
+    assert (first.uses(0), second.uses(0), host.uses(0)) == (True, False, True)
+
+
+def test_the_last_use_on_any_device_counts() -> None:
+    """Two GPUs take turns; the third model displaces the one whose last use on either of them was first.
+
+    Host memory holds two models. Model 0 is used on the first GPU, model 1 on the second one, and model 0 again.
+    """
+    spec = ServerSpec(gpus=2, gpu_memory_gb=0.3, pcie_gb_per_s=10.0, host_memory_gb=0.2, disk_gb_per_s=2.0)
+    engine = engine_of([Variant("v", 100.0, 10.0, 10.0, load_mb=100.0)] * 3, spec=spec)
+    (host,) = engine.hosts
+    first, second = host.devices
+    for at, device, model in ((0.0, first, 0), (100.0, second, 1), (200.0, second, 0), (300.0, first, 2)):
+        device.request_load(at, model, 10.0, 0.0)
+        device.end_load(at + 60.0)
+    assert host.memory.held.keys() == {0, 2}

@@ -22,6 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import inf
+from operator import itemgetter
 from typing import Any
 
 from chrion.serving.manager.host_memory import HostMemory
@@ -76,29 +77,25 @@ class Host:
                 return
         any(device.load_reserved(now) for device in self.devices)
 
-    def last_use_ms(self, model: int) -> float:
-        """Return the time of a model's last use on any device; infinity while it is used, -1 if it never was."""
-        return float(max(device.last_use_ms(model) for device in self.devices))
+    def uses(self, model: int) -> bool:
+        """Return whether a device uses or loads a model."""
+        return any(device.uses(model) for device in self.devices)
 
     def start_ready(self, now: float) -> None:
         """Start batches at the heads of the queues of several devices while their slots and cores are free."""
-        while head := self._next_head(now):
-            device, line = head
-            job = line.items[0][2]
-            device.start(now, job, device.residents[job[1]], line)
-
-    def _next_head(self, now: float) -> tuple[Any, Any] | None:
-        """Return the device and the line whose first batch can start now and comes first."""
-        heads = [(line.order, device, line) for device in self.devices if (line := device.ready.head(now))]
-        awaited = False
-        for _, device, line in sorted(heads, key=lambda head: head[0]):
-            slots, cores = device.needs(line)
-            if slots > device.free_slots or (cores and awaited):
-                continue
-            if cores <= self.free_cores:
-                return device, line
-            awaited = True
-        return None
+        while heads := [(line.order, device, line) for device in self.devices if (line := device.ready.head(now))]:
+            awaited = False
+            for _, device, line in sorted(heads, key=itemgetter(0)):
+                slots, cores = device.needs(line)
+                if slots > device.free_slots or (cores and awaited):
+                    continue
+                if cores <= self.free_cores:
+                    job = line.items[0][2]
+                    device.start(now, job, device.residents[job[1]], line)
+                    break
+                awaited = True
+            else:
+                return
 
 
 class DeviceMemory(ABC):
@@ -206,7 +203,7 @@ class DeviceMemory(ABC):
             self._hold(resident, level)
         self._begin_load(now, resident)
         if self.host.memory.misses(model):
-            self.host.memory.fetch(model, self.host.last_use_ms)
+            self.host.memory.fetch(model, self.host.uses)
 
     def _resident_of(self, model: int) -> ResidentModel:
         """Return what policies need to know of a model."""
@@ -276,12 +273,10 @@ class DeviceMemory(ABC):
         disk_ms = self.host.memory.disk_ms
         return {level: link_ms + (times[level] + disk_ms(model, level)) for level in levels}
 
-    def last_use_ms(self, model: int) -> float:
-        """Return the time of the last use of a model on this device; infinity while it is used, -1 if it never was."""
-        known = self._known.get(model)
-        if self.loading == model or (known and known.in_use and model in self.residents):
-            return inf
-        return known.idle_since_ms if known else -1.0
+    def uses(self, model: int) -> bool:
+        """Return whether requests use a model in memory, or it is being loaded."""
+        resident = self.residents.get(model)
+        return self.loading == model or (resident is not None and resident.in_use > 0)
 
     def count(self, now: float, model: int) -> None:
         """Count a request in a model's popularity."""
@@ -328,6 +323,7 @@ class DeviceMemory(ABC):
         resident.in_use -= uses
         if not resident.in_use:
             resident.idle_since_ms = now
+            self.host.memory.note_use(resident.key)
             if self._notes_idle:
                 self._note_idle(now, resident)
             if self.host.waiting_loads:

@@ -7,6 +7,7 @@ device of the server uses and that have been idle longest leave host memory, the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from math import inf
 
 from chrion.serving.manager.policy_settings import Figures
@@ -31,7 +32,7 @@ class HostMemory:
         disk_gb_per_s: float = inf,
         load_mb: Sequence[Figures[float]] = (),
     ) -> None:
-        #: Bytes of the weights in host memory, by model.
+        #: Bytes of the weights in host memory, by model, in the order in which their uses have ended.
         self.held: dict[int, int] = {}
         self.disk_loads = 0
         self._room_bytes = room_bytes
@@ -48,32 +49,39 @@ class HostMemory:
             return 0.0
         return self._disk_fixed_ms + self._load_mb[level][model] / self._disk_gb_per_s
 
-    def fetch(self, model: int, last_use_ms: Callable[[int], float]) -> None:
+    def fetch(self, model: int, is_used: Callable[[int], bool]) -> None:
         """Put a model that is read from the disk into host memory, if it fits there; others leave until it does.
 
         Args:
             model: The model, which is not in host memory.
-            last_use_ms: Returns the time of a model's last use on the server's devices; infinity while it is used.
+            is_used: Returns whether a device of the server uses a model.
         """
         self.disk_loads += 1
         size = self._bytes(model)
         if size > self._room_bytes:
             return
         free = self._room_bytes - sum(self.held.values())
-        for other in sorted(self.held, key=last_use_ms):
-            if free >= size:
-                break
-            free += self.held.pop(other)
+        held = [*self.held]
+        leaving = chain((one for one in held if not is_used(one)), (one for one in held if one in self.held))
+        while free < size:
+            free += self.held.pop(next(leaving))
         self.held[model] = size
 
+    def note_use(self, model: int) -> None:
+        """Note that the use of a model has ended."""
+        if model in self.held:
+            self.held[model] = self.held.pop(model)
+
     def fill(self, models: Sequence[int]) -> None:
-        """Put models into host memory before the first request, in their order, each if it fits."""
+        """Put models that no device uses into host memory before the first request, in their order, each if it fits."""
         free = self._room_bytes - sum(self.held.values())
+        added = {}
         for model in models if free else ():
             size = self._bytes(model)
             if model not in self.held and 0 < size <= free:
-                self.held[model] = size
+                added[model] = size
                 free -= size
+        self.held = added | self.held
 
     def _bytes(self, model: int) -> int:
         return round(self._load_mb[0][model] * 1e6)

@@ -192,6 +192,7 @@ class ModelManager(DeviceMemory, Generic[J]):
         resident = self.residents[model] = self._known[model]
         if not self.replaces:
             resident.idle_since_ms = now
+            self.host.memory.note_use(model)
         jobs = self.waiters.pop(model, ())
         resident.in_use, resident.running = len(jobs), 0
         for job in jobs:

@@ -78,6 +78,8 @@ class Availability:
         #: Failures of which each server waits for the repair.
         self._failed: Counter[int] = Counter()
         self._draining: set[int] = set()
+        #: The GPUs that receive requests.
+        self._available: set[int] = set()
         self._starting: set[int] = set()
         #: Servers that failed with each request.
         self._lost: Counter[int] = Counter()
@@ -110,7 +112,7 @@ class Availability:
         """Return the GPU of a request, or the number of GPUs if none is available."""
         if not eligible:
             return len(self._gpus)
-        return self._policy(outstanding, eligible, [i for i in homes if self._gpus[i].host.available], draw, free)
+        return self._policy(outstanding, eligible, [i for i in homes if i in self._available], draw, free)
 
     def on_ms(self, host: SimulatedHost, end_ms: float) -> float:
         """Return the time for which a server was on."""
@@ -228,11 +230,12 @@ class Availability:
         gone = self._failed.keys() | self._draining | self._starting
         for host in self._hosts:
             host.available = host.on and host.index not in gone
+        self._available = {gpu.index for gpu in self._gpus if gpu.host.available}
         self._note_change(now)
         known: dict[int, Sequence[int]] = {}
         for every in self._all_eligible:
             if id(every) not in known:
-                known[id(every)] = [i for i in every if self._gpus[i].host.available]
+                known[id(every)] = [i for i in every if i in self._available]
         self._eligible[:] = [known[id(every)] for every in self._all_eligible]
 
     def _note_change(self, now: float) -> None:

@@ -123,6 +123,7 @@ class Server(ModelManager[Job]):
         resident = self._put(now, model, room.level)
         self._note_memory(now)
         self.host.memory.fill([model])
+        self.host.memory.note_use(model)
         self._note_idle(now, resident)
         return True
 
