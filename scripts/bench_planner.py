@@ -87,11 +87,11 @@ class FixedProfile(Profile):
 
 
 PAPER = (
-    Case("paper's LSTM", 0, 16),
+    Case("paper's LSTM, uniform costs", 0, 16),
     *(Case("layered", n, 16) for n in (1_000, 10_000, 30_000, 100_000)),
 )
 DEFAULT = (
-    Case("paper's LSTM", 0, 12),
+    Case("paper's LSTM, uniform costs", 0, 12),
     *(Case("layered", n, 16) for n in (1_000, 2_000, 2_100, 5_000, 10_000, 19_980, 20_020, 50_000, 100_000)),
     Case("layered, cores only", 100_000, 2, accelerator=False),
     Case("layered, widths", 1_000, 16, widths=True),
