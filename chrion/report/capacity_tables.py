@@ -103,7 +103,7 @@ def _notes(quantity: Searched, condition: Condition, limit: Limit) -> Iterator[s
         yield (
             beyond_all if clear else "no value that was tried clearly meets it; more --replications narrow the interval"
         )
-    if limit.possible and limit.pattern in _OWN_VARIANTS and quantity.smallest:
+    if limit.possible and limit.pattern in _OWN_VARIANTS and quantity.smallest and not limit.exhausted:
         yield f"not tried above {amount_text(limit.curve[-1])}, where other variants may be chosen"
     beyond = limit.beyond
     if limit.possible and beyond is None:

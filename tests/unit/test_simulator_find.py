@@ -339,6 +339,20 @@ def test_a_search_that_cannot_succeed_ends_when_no_request_waits(name: str) -> N
     assert 0 < len(limit.curve) < 20
 
 
+@pytest.mark.parametrize("name", ["servers", "memory"])
+@pytest.mark.parametrize("pattern", ["shrink", "planned"])
+def test_a_search_among_variants_ends_where_each_model_has_its_largest(name: str, pattern: str) -> None:
+    """Execution alone takes longer than the limit in all variants, and more room cannot change them any more."""
+    own = {"shrink": ["gpu", "memory-optimal"], "patterns": [pattern], "slo.of": "gpu", "rate_per_s": 1.0}
+    slow = source(**own)
+    limit = search(name, Condition("p50", 10.0), slow)
+    assert limit.possible is None
+    assert limit.exhausted
+    largest_gb = sum(max(v.memory_mb for v in model.variants.values()) for model in slow.build().models) / 1000
+    room = len(slow.build().models) if name == "servers" else largest_gb + slow.build().servers[0].reserved_gb
+    assert room <= limit.curve[-1].amount <= 8 * room
+
+
 def test_memory_for_faster_variants_is_searched_although_no_request_waits(tmp_path: Path) -> None:
     """With little memory the planner chooses slow variants, all of which fit; the limit is that of the fast ones."""
     names = [model.name for model in source().build().models]

@@ -111,6 +111,8 @@ class Searched:
     begin: int = 1
     #: Whether successive numbers differ by 1 %, so that no coarser steps are needed for large ones.
     relative: bool = False
+    #: The number from which on patterns that choose variants have room for the largest variant of each model.
+    roomy: int = 0
 
 
 def searched_rate(key: str, unit: str, rate: float, amount: Callable[[Any], float], numbers: range = RATES) -> Searched:
@@ -242,17 +244,26 @@ class Kind:
 
 def _quantities(_: Condition, scenario: Scenario) -> Mapping[str, Searched]:
     workload = read_record(WorkloadSpec, scenario.content.get("workload", {}), "workload")
+    largest_mb = sum(max(variant.memory_mb for variant in model.variants.values()) for model in scenario.models)
+    most_gb = largest_mb / 1000 + max(spec.reserved_gb for spec in scenario.servers)
     key, unit = "rate_per_s", "requests/s"
     if workload.kind not in SYNTHETIC:
         key, unit = "rate_scale", "requests for each of the trace"
     return {
-        "servers": Searched("servers", range(1, 10_001), lambda n: {"servers.count": n}, lambda s: len(s.servers)),
+        "servers": Searched(
+            "servers",
+            range(1, 10_001),
+            lambda n: {"servers.count": n},
+            lambda s: len(s.servers),
+            roomy=len(scenario.models),
+        ),
         "memory": Searched(
             "GB a GPU",
             range(1, 100_001),
             lambda n: {"servers.gpu_memory_gb": n / 10},
             lambda s: s.servers[0].gpu_memory_gb,
             begin=10,
+            roomy=math.ceil(10 * most_gb),
         ),
         "models": Searched(
             "models", range(1, MAX_MODELS + 1), lambda n: {"total_models": n}, lambda s: len(s.models), smallest=False
@@ -292,7 +303,8 @@ def find_limits(  # noqa: PLR0913, PLR0917 - the parts of a search
         for pattern, sets in kind.patterns(scenario).items():
             search = Search(kind, source.changed(sets), quantity, condition, options, pool.map if pool else map)
             search.note = lambda text: progress(next(tried), text)
-            search.ends_early = quantity.smallest and pattern not in (PLANNED, SHRINK)
+            if quantity.smallest:
+                search.ends_from = quantity.roomy if pattern in (PLANNED, SHRINK) else 0
             limits.append(search.limit(pattern))
     return tuple(limits)
 
@@ -317,10 +329,10 @@ class Search:
         self._sign = 1 if quantity.smallest else -1
         ends = sorted((self._sign * quantity.numbers[0], self._sign * quantity.numbers[-1]))
         self._first, self._last = ends
-        #: The minimum position from which on more servers or memory cannot help; the patterns that choose variants use
-        #: faster ones with more memory.
+        #: The minimum position from which on more servers or memory cannot help.
         self._enough = self._last
-        self.ends_early = False
+        #: The position from which on equal figures, or requests that do not wait, end the search.
+        self.ends_from = self._last
         self.note: Callable[[str], None] = lambda _text: None
         self._probes: dict[int, Probe] = {}
         #: The figure of the last value, and how many values before it had the same.
@@ -389,7 +401,7 @@ class Search:
         equal = probe.met != GROWS and probe.figure == self._figure and probe.figure.mean < 1
         self._equal, self._figure = self._equal + 1 if equal else 0, probe.figure
         unmet = not any(known.meets(self._condition.limit) for known in self._probes.values())
-        if self.ends_early and unmet and self._equal >= _PLATEAU:
+        if at >= self.ends_from and unmet and self._equal >= _PLATEAU:
             self._enough = min(self._enough, at)
         return meets
 
@@ -397,7 +409,7 @@ class Search:
         at = min(at, self._enough)
         if at not in self._probes:
             self._probes[at], runs = self._simulate(self._sign * at)
-            if self.ends_early and runs and not any(run.improvable for run in runs):
+            if at >= self.ends_from and runs and not any(run.improvable for run in runs):
                 self._enough = min(self._enough, at)
             amount, unit = self._probes[at].amount, self._quantity.unit
             self.note("too small for the models" if math.isnan(amount) else f"{amount:.4g} {unit}")
