@@ -93,7 +93,7 @@ def _describe_usage(error: Any, context: Any) -> str:
     """Return the message of an error of Typer in the form of Chrion's own."""
     if type(error).__name__ == "NoSuchOption":
         given, known = error.option_name, options_of(context.command)
-        set_key = f"--set {given.lstrip('-').replace('-', '_')}=VALUE changes a value of the scenario"
+        set_key = "values of the scenario are changed by --set KEY=VALUE, for example --set rate_per_s=8"
         hint = did_you_mean(given, known, set_key if "--set" in known else "-")
         return f"no such option {given}" + ("" if hint == "-" else f"; {hint}")
     problems: list[dict[str, Any]] = getattr(

@@ -215,15 +215,16 @@ def _show(
     if as_json:
         show_json({"session": call, "decisions": [_summary(model, path, shipped) for model, path, shipped in rows]})
         return
-    table = FigureTable("", [key("model"), text("shapes"), text("runs"), "latency", "fastest plain", text("reliable")])
+    plain_columns = "fastest plain", text("plain sessions")
+    table = FigureTable("", [key("model"), text("shapes"), text("runs"), "latency", *plain_columns, text("reliable")])
     threads = thread_count(None)
     for model, _, shipped in rows:
         decision = shipped.decision
         latency, plain = (format_ms(ms) if ms else "" for ms in (decision.latency_ms, decision.plain_ms))
-        reliable = "no" if decision.uncertain else "yes"
-        table.add_row(
-            model.name, _format(shipped.shapes), candidate_name(decision.winner, threads), latency, plain, reliable
-        )
+        sessions = [candidate_name(timed.name, threads) for timed in decision.timings if timed.plain]
+        among = "; ".join(name.removeprefix("plain, ") for name in sessions)
+        winner, reliable = candidate_name(decision.winner, threads), "no" if decision.uncertain else "yes"
+        table.add_row(model.name, _format(shipped.shapes), winner, latency, plain, among, reliable)
     reasons = [f"{model.name}{_format(s.shapes, before=', ')}: {s.decision.evidence}" for model, _, s in rows]
     refused = [
         f"{model.name}{_format(s.shapes, before=', ')}: sessions run plain all the same: "

@@ -72,7 +72,7 @@ def reference_lines(plan: Plan) -> list[str]:
     if plan.cpu_only_measured:
         lines.append(f"CPU only: plain onnxruntime with {format_count(plan.cpu_only_cores, 'thread')}, measured")
         if plan.is_plain and not plan.on_accelerator:
-            lines.append("the plan is the whole model on one lane, which sessions run plain: no gain")
+            lines.append("the plan is the model as one segment without changes, which sessions run plain: no gain")
         return lines
     plain = "; chrion bench compares with plain onnxruntime" if _is_on_cpu_alone(plan) else ""
     return [*lines, f"{_PAPERS_CPU_ONLY}{plain}"]

@@ -265,6 +265,8 @@ class CutEngine(Engine):
         plan, lanes = self.plan, [lane for lane in self.program.occupied if not is_copy_lane(lane)]
         segments = format_count(len(plan.segments), "segment")
         counts = f"{self.session_count} sessions, {self.program.waits} waits, {self.program.copies} copies"
+        if native := _native_operators(plan):
+            counts = f"{format_count(len(native), 'native operator')}, {counts}"
         lane_kind = "native lanes" if self._native else f"lane threads ({self._obstacle})"
         memory = f", {format_mb(plan.predicted.accelerator_mb(plan.memory))} of {MEMORY_NAMES[plan.memory]}"
         lines = [

@@ -64,6 +64,10 @@ def server_path(key: str) -> list[str]:
     homes += [name for name, kind in SECTIONS.items() if key in kind.__struct_fields__]
     if homes[1:] in (["classes"], ["domains"]):  # a key of models or servers, too, which alone means theirs
         homes = homes[:1]
+    if key in SECTIONS:
+        raise OptionError(
+            f"key {key!r} is a section", hint=f"use {key}.{SECTIONS[key].__struct_fields__[0]} or another"
+        )
     if len(homes) != 1:
         if homes:
             raise OptionError(f"ambiguous key {key!r}: expected one of {', '.join(f'{home}.{key}' for home in homes)}")

@@ -67,8 +67,10 @@ def test_mistakes_are_answered_by_what_is_known(cli: Chrion) -> None:
             (["simulate", "azure-capacity", "--set", "requets=3"], "did you mean"),
             (
                 ["simulate", "table7", "--gpu-memory-gb", "3"],
-                "--set gpu_memory_gb=VALUE changes a value of the scenario",
+                "no such option --gpu-memory-gb; values of the scenario are changed by --set KEY=VALUE",
             ),
+            (["simulate", "table7", "--set", "servers=3"], "key 'servers' is a section (use servers.count"),
+            (["simulate", "table7", "--set", "pattern=gpu"], "unknown key 'pattern' (did you mean 'patterns'?)"),
             (["simulate", "azure-capacty"], "did you mean 'azure-capacity'"),
             (["simulate", "small.toml"], "small.toml: seed: expected a whole number, found 'many'"),
             (
