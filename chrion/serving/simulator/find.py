@@ -204,14 +204,14 @@ def parse_until(text: str, metrics: Collection[str] = tuple(METRICS)) -> Conditi
     Raises:
         OptionError: The text has another form.
     """
-    match = re.fullmatch(r"\s*([a-z0-9_]+)\s*<=\s*([0-9.]+)\s*(%|ms)?\s*", text)
+    match = re.fullmatch(r"\s*([a-z0-9_]+)\s*<=\s*(\d+\.?\d*|\.\d+)\s*(%|us|ms|s)?\s*", text)
     hint = f"for example violations<=1% or {[*metrics][-1]}<=250ms; figures: {', '.join(metrics)}"
-    if not match or match[1] not in metrics or match[2].count(".") > 1 or match[2] == ".":
+    if not match or match[1] not in metrics:
         raise wrong_value("--until", "figure<=limit", text, hint=hint)
-    unit = "%" if match[1] in SHARES else "ms"
-    if match[3] != unit:
-        raise wrong_value("--until", f"a limit in {unit}", text, hint=hint)
-    return Condition(match[1], float(match[2]) / (100 if unit == "%" else 1))
+    factors = {"%": 0.01} if match[1] in SHARES else {"us": 0.001, "ms": 1.0, "s": 1000.0}
+    if match[3] not in factors:
+        raise wrong_value("--until", f"a limit in {' or '.join(factors)}", text, hint=hint)
+    return Condition(match[1], float(match[2]) * factors[match[3]])
 
 
 @dataclass(frozen=True, slots=True)
