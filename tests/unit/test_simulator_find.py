@@ -64,7 +64,10 @@ def test_conditions(text: str, metric: str, limit: float) -> None:
     assert parse_until(text) == Condition(metric, pytest.approx(limit))
 
 
-@pytest.mark.parametrize("text", ["violations", "violations<1%", "violations<=1ms", "p99<=5", "p98<=5ms", "p99<=.ms", "p99<=1%", "violations<=1s"])
+@pytest.mark.parametrize(
+    "text",
+    ["violations", "violations<1%", "violations<=1ms", "p99<=5", "p98<=5ms", "p99<=.ms", "p99<=1%", "violations<=1s"],
+)
 def test_bad_conditions(text: str) -> None:
     """Other texts are refused with an example."""
     with pytest.raises(OptionError, match=r"expected .* \(for example violations<=1%"):
