@@ -33,7 +33,6 @@ from chrion.graph.opened_model import OpenedModel
 from chrion.profiler.measure_graph import require_shapes
 from chrion.profiler.precision import check_max_error, check_precision
 from chrion.report.figure_table import FigureTable, key, text
-from chrion.runtime.options.thread_limit import thread_count
 from chrion.runtime.selection.comparison_summary import candidate_name
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.known_decisions import KnownDecisions
@@ -101,7 +100,7 @@ def tune(
     results = [_tune(item, config, anew=fresh) for item, config in zip(work, configs, strict=True)]
     written = [_write(config, result) if beside else None for config, result in zip(configs, results, strict=True)]
     given = "".join(f", {name}={value!r}" for name, value in arguments.items() if value is not None)
-    _show(work, results, written, f"HybridSession(MODEL{given})", as_json=as_json)
+    _show(work, results, written, f"HybridSession(MODEL{given})", configs[0].threads, as_json=as_json)
     raise typer.Exit(_exit_code(results, beside=beside))
 
 
@@ -203,6 +202,7 @@ def _show(
     results: Sequence[Sequence[ShippedDecision]],
     written: Sequence[Path | None],
     call: str,
+    threads: int,
     *,
     as_json: bool,
 ) -> None:
@@ -217,7 +217,6 @@ def _show(
         return
     plain_columns = "fastest plain", text("plain sessions")
     table = FigureTable("", [key("model"), text("shapes"), text("runs"), "latency", *plain_columns, text("reliable")])
-    threads = thread_count(None)
     for model, _, shipped in rows:
         decision = shipped.decision
         latency, plain = (format_ms(ms) if ms else "" for ms in (decision.latency_ms, decision.plain_ms))

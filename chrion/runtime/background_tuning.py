@@ -32,7 +32,6 @@ from chrion.runtime.engine_table import EngineTable, Shapes
 from chrion.runtime.execution.engine import Engine, Footprint
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_selection import LiveSelection
-from chrion.runtime.options.thread_limit import thread_count
 from chrion.runtime.requests import known_shape
 from chrion.runtime.selection.comparison_summary import PLAIN, candidate_name
 from chrion.runtime.selection.configuration import SessionConfig
@@ -381,7 +380,7 @@ class BackgroundTuner:
         )
         winner, plan = (_CANDIDATE, engine.plan) if trial.plan_wins else (PLAIN, None)
         relation = "faster" if plan else f"no plan took at most {trial.share:.0%} of the plain session's time"
-        plain = candidate_name(PLAIN, thread_count(self._config.options))
+        plain = candidate_name(PLAIN, self._config.threads)
         figures = f"{plain} {format_ms(trial.plain_ms)}; {_CANDIDATE} {format_ms(trial.plan_ms)}; {trial.pairs} rounds"
         made = replace(
             decision,

@@ -53,6 +53,24 @@ def test_options_that_determine_the_threads_are_honoured(allow: Allow) -> None:
     assert (threads(counted), threads(placed)) == (4, 2)
 
 
+@pytest.mark.parametrize(
+    ("usable", "cores", "given", "shown"),
+    [(8, 3, 0, "3 threads"), (8, 1, 0, "1 thread"), (8, 3, 5, "5 threads"), (8, None, 0, "8 threads")],
+)
+@pytest.mark.parametrize("has_options", [True, False])
+def test_plain_sessions_keep_the_cores_of_their_session(
+    allow: Allow, usable: int, cores: int | None, given: int, shown: str, *, has_options: bool
+) -> None:
+    """``cores`` limits their threads, unless the caller's options give a number, which stays as it is."""
+    allow(usable)
+    options = ort.SessionOptions() if has_options or given else None
+    if options:
+        options.intra_op_num_threads = given
+    with HybridSession(branches().SerializeToString(), options, cores=cores, tune="never") as session:
+        assert f"plain onnxruntime on CPUExecutionProvider, {shown}: " in session.explain()
+    assert options is None or options.intra_op_num_threads == given
+
+
 @pytest.mark.parametrize(("cores", "given", "shown"), [(8, 0, "8 threads"), (3, 0, "3 threads"), (3, 1, "1 thread")])
 def test_the_number_of_threads_is_explained(allow: Allow, cores: int, given: int, shown: str) -> None:
     """It is that of the cores, which onnxruntime chooses or is limited to, or the one that the options give."""

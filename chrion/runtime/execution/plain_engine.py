@@ -30,21 +30,23 @@ class PlainEngine(Engine):
         providers: As for InferenceSession.
         provider_options: As for InferenceSession.
         reason: Reason why the model runs plain.
+        cores: Maximum number of threads, unless the options give one; None for all cores.
         rest: Further arguments of InferenceSession.
     """
 
     session: ort.InferenceSession
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the arguments of InferenceSession, and two more
         self,
         source: str | bytes,
         options: ort.SessionOptions | None,
         providers: Sequence[Any] | None,
         provider_options: Sequence[Mapping[Any, Any]] | None,
         reason: str,
+        cores: int | None = None,
         **rest: Any,
     ) -> None:
-        with limited_threads(options) as limited:
+        with limited_threads(options, cores) as limited:
             self.session = ort.InferenceSession(source, limited, providers, provider_options, **rest)
         self.accelerated = list(self.session.get_providers()) != [CPU_PROVIDER]
         self.reason = reason

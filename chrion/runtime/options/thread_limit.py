@@ -24,19 +24,22 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def limited_threads(options: ort.SessionOptions | None) -> Iterator[ort.SessionOptions | None]:
-    """Limit the threads of sessions that are created meanwhile to the cores that the process may use.
+def limited_threads(
+    options: ort.SessionOptions | None, cores: int | None = None
+) -> Iterator[ort.SessionOptions | None]:
+    """Limit the threads of sessions that are created meanwhile to the cores that the process or the session may use.
 
     Session options cannot be copied in full, so the given ones are changed for that time. Options that give a number of
     threads, or their cores, are left as they are.
 
     Args:
         options: The caller's session options, or None.
+        cores: The limit of the session; None for all cores that the process may use.
 
     Yields:
         The options for the session: the given ones, or new ones if there is a limit and none were given.
     """
-    count = _limit()
+    count = _limit(cores)
     if count is None or not _is_default(options):
         yield options
     elif options is None:
@@ -63,14 +66,19 @@ def given_threads(options: ort.SessionOptions) -> int:
         return 0 if id(options) in _changed else int(options.intra_op_num_threads)
 
 
-def thread_count(options: ort.SessionOptions | None) -> int:
-    """Return the number of threads of a plain session with the caller's options, or with those of an open session."""
-    return (0 if options is None else given_threads(options)) or len(physical_cores())
+def thread_count(options: ort.SessionOptions | None, cores: int | None = None) -> int:
+    """Return the number of threads of a plain session with the caller's options and limit, or of an open session."""
+    return (0 if options is None else given_threads(options)) or _usable(cores)
 
 
-def _limit() -> int | None:
-    """Return the number of cores that the process may use, or None if it may use all cores of the machine."""
+def _usable(cores: int | None) -> int:
     usable = len(physical_cores())
+    return usable if cores is None else min(cores, usable)
+
+
+def _limit(cores: int | None) -> int | None:
+    """Return the number of cores that a session may use, or None if it may use all cores of the machine."""
+    usable = _usable(cores)
     return usable if usable < (psutil.cpu_count(logical=False) or 1) else None
 
 

@@ -31,7 +31,7 @@ from chrion.runtime.options.session_options import (
     read_entries,
     session_reason,
 )
-from chrion.runtime.options.thread_limit import given_threads
+from chrion.runtime.options.thread_limit import given_threads, thread_count
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.priced_memory import Memory
 
@@ -106,6 +106,11 @@ class SessionConfig:
         threads = given_threads(self.options) if self.options and self.cores is None else 0
         return min(threads, len(physical_cores())) if threads > 0 else self.cores
 
+    @property
+    def threads(self) -> int:
+        """Number of threads of the plain session that the caller would have created."""
+        return thread_count(self.options, self.cores)
+
     def plain(self, reason: str) -> PlainEngine:
         """Open the plain session that replaces a plan: the caller's, or one on the CPU if there is a memory budget."""
         return self.as_requested(reason) if self.budget_mb is None else self.on_cpu(reason)
@@ -149,7 +154,7 @@ class SessionConfig:
         provider_options: Sequence[Mapping[Any, Any]] | None = None,
     ) -> PlainEngine:
         return self.model.use(
-            lambda source: PlainEngine(source, options, providers, provider_options, reason, **self.rest)
+            lambda source: PlainEngine(source, options, providers, provider_options, reason, self.cores, **self.rest)
         )
 
     @property

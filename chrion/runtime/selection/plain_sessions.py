@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from chrion.errors import InputError
 from chrion.graph.model import Graph
-from chrion.machine.cores import physical_cores
 from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
@@ -128,7 +127,7 @@ class PlainSessions:
         config, names = self.config, [PLAIN]
         small = sum(graph.dag.weight_bytes) <= _ALTERNATIVE_BYTES
         if config.options is None and small and not graph.declared_free:
-            cores = len(physical_cores())
+            cores = config.threads
             names += [f"{PLAIN_THREADS}{count}" for count in ((1, cores // 2) if cores >= 8 else (1,)) if count < cores]
         if config.budget_mb is not None and config.accelerator:
             names.append(_PLAIN_CPU)

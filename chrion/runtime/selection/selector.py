@@ -23,7 +23,6 @@ from chrion.profiler.precision import relative_error
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
-from chrion.runtime.options.thread_limit import thread_count
 from chrion.runtime.selection.comparison_summary import NOT_PARALLEL, PLAIN, describe, missed_slo
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
@@ -268,7 +267,7 @@ class EngineSelector:
             return Decision(PLAIN, None, why, uncertain=True, candidate=candidate)
         comparison = compare(self._candidates(graph, plans, made[0]), self._config.slo_ms)
         winner, results, interference, _ = comparison
-        threads = thread_count(self._config.options)
+        threads = self._config.threads
         relation = describe(comparison, self._config.slo_ms, planned=bool(plans), threads=threads)
         why = "; ".join(filter(None, [relation, precision]))
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
