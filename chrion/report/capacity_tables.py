@@ -115,7 +115,7 @@ def _notes(quantity: Searched, condition: Condition, limit: Limit) -> Iterator[s
     if growing:
         nearest = max(growing, key=lambda probe: probe.amount) if quantity.smallest else growing[0]
         yield (
-            f"{_with_unit(amount_text(nearest), quantity)} meet it in runs of this length alone: at a utilisation of "
+            f"{_with_unit(amount_text(nearest), quantity)}: meets it only in runs of this length; at a utilisation of "
             f"{nearest.offered_load:.0%}, queues grow with the number of requests"
         )
     if limit.exception:
