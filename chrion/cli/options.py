@@ -81,7 +81,13 @@ ShapeOption = Annotated[
 ]
 CoresOption = Annotated[
     int | None,
-    typer.Option("--cores", metavar="K", min=1, help="Maximum number of CPU cores.", show_default="all physical cores"),
+    typer.Option(
+        "--cores",
+        metavar="K",
+        min=1,
+        help="Maximum number of CPU cores, at most those of the process.",
+        show_default="all physical cores",
+    ),
 ]
 AcceleratorOption = Annotated[
     str | None,

@@ -57,8 +57,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         alpha: Price of accelerator memory in ms per MB, for tuning.
         memory: The memory that ``alpha`` prices and of which ``slo`` leaves the least: ``resident`` or ``paper``, as
             for :func:`chrion.partition`.
-        cores: Maximum number of CPU cores of plans that tuning makes, and of threads of plain sessions, unless
-            ``sess_options`` gives these.
+        cores: Maximum number of CPU cores, at most those of the process, of plans that tuning makes, and of threads of
+            plain sessions, unless ``sess_options`` gives these.
         strict: Raise if the accelerator fails (it does not start, its memory is full, it is lost, it lacks a kernel),
             if a given plan cannot be opened, or if a segment fails. Otherwise the session warns and falls back to the
             CPU or to a plain session.

@@ -105,6 +105,16 @@ def test_the_description_of_a_real_comparison_names_its_winner_as_fastest_or_say
     assert bool(shown) is any(not fails for _, fails in generated)
 
 
+def test_figures_that_did_not_decide_are_named() -> None:
+    """Beside other processes, a plan may have won more rounds and have the higher lower quartile."""
+    lead = "by 20 % in 5 rounds more than not"
+    comparison = Comparison("plan 1", results_of([2.0, 3.0, 3.0]), lead=lead, by_pairs=True)
+    assert describe(comparison, None, planned=True, threads=2) == (
+        f"plan 1, which led every plain session {lead} (lower quartiles, beside other processes: "
+        "plain, 2 threads 2.00 ms; plain, 1 thread 3.00 ms; plan 1 3.00 ms; 3 rounds)"
+    )
+
+
 def test_the_number_of_rounds_has_its_noun() -> None:
     """It is in the singular for one round only."""
     for rounds, noun in ((1, "1 round"), (2, "2 rounds")):

@@ -29,7 +29,9 @@ def describe(comparison: Comparison, slo_ms: float | None, *, planned: bool, thr
     timed = [result for result in comparison.results if result.latency_ms < math.inf]
     if timed:
         among = "" if planned else "of the plain sessions, "
-        parts.append(f"{among}{_relation(comparison, timed, slo_ms, threads)} ({_figures(timed, threads)})")
+        quartiles = "lower quartiles, beside other processes: " if comparison.by_pairs else ""
+        figures = f"{quartiles}{_figures(timed, threads)}"
+        parts.append(f"{among}{_relation(comparison, timed, slo_ms, threads)} ({figures})")
     elif planned:
         failure = next((result.failure for result in comparison.results if result.failure), "there was no candidate")
         parts.append(f"no candidate could be timed on synthetic inputs ({failure})")
@@ -62,14 +64,15 @@ def _relation(comparison: Comparison, timed: Sequence[TimedCandidate], slo_ms: f
     own = next((result for result in timed if result.name == comparison.winner), None)
     if own is None:
         return f"{winner} was not timed"
-    own_ms = own.latency_ms
+    own_ms, led = own.latency_ms, f"led every plain session {comparison.lead}"
+    if comparison.by_pairs and not own.plain:
+        return f"{winner}, which {led}"
     if own_ms <= min(result.latency_ms for result in timed):
         return "fastest when timed" if len(timed) > 1 else "the only candidate when timed"
     if slo_ms is not None and own_ms <= slo_ms:
         return f"least accelerator memory within the SLO of {format_ms(slo_ms)} when timed"
     if comparison.interference:
         return f"kept {winner}: the machine was too busy for a reliable comparison"
-    led = f"led every plain session {comparison.lead}"
     return f"{winner}, since no faster candidate {led}" if own.plain else f"{winner}, which {led}; no faster one did"
 
 

@@ -85,6 +85,8 @@ class Comparison(NamedTuple):
     interference: bool = False
     #: The lead that a candidate needs over plain sessions, in words.
     lead: str = ""
+    #: Whether pairs have decided, beside other processes: latencies then need not have the order of the candidates.
+    by_pairs: bool = False
 
 
 class _Trial(NamedTuple):
@@ -270,7 +272,7 @@ def compare(
     )
     few = len(judge.calm) < min(rounds, _MIN_ROUNDS)
     interference = few and not (slo_ms is None and judge.is_settled(remaining))
-    return Comparison(winner.candidate.name, results, interference, judge.lead(records))
+    return Comparison(winner.candidate.name, results, interference, judge.lead(records), few and not interference)
 
 
 def _run_rounds(  # noqa: PLR0913, PLR0917 - what a comparison observes

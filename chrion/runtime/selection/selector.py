@@ -266,7 +266,7 @@ class EngineSelector:
             why = "; ".join(filter(None, [NOT_TIMED if candidate else NOT_PARALLEL, precision]))
             return Decision(PLAIN, None, why, uncertain=True, candidate=candidate)
         comparison = compare(self._candidates(graph, plans, made[0]), self._config.slo_ms)
-        winner, results, interference, _ = comparison
+        winner, results, interference, *_ = comparison
         threads = self._config.threads
         relation = describe(comparison, self._config.slo_ms, planned=bool(plans), threads=threads)
         why = "; ".join(filter(None, [relation, precision]))

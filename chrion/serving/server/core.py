@@ -290,6 +290,7 @@ class ServingCore:
             replacement = self.models.get(served.version.key)
             if isinstance(failure, ModelRemoved) and replacement is not None and replacement is not served:
                 return await self.infer(replacement, feeds, outputs, timeout_ms - (_now_ms() - arrival), priority)
+            self.refused[Reason.REMOVED] += isinstance(failure, ModelRemoved)
             served.statistics.fail.add(_now_ms() - arrival)
             raise
 
@@ -343,7 +344,7 @@ class ServingCore:
         self._set_timer()
 
     def _refuse(self, action: Refuse) -> None:
-        self.refused[action.reason] += 1
+        self.refused[action.reason] += action.reason is not Reason.REMOVED  # its replacement may answer
         pending = self._pending.get(action.request.id)
         if pending is not None:
             served, retry_ms = pending.served, action.retry_ms
