@@ -262,7 +262,7 @@ def test_rounds_under_interference_are_reported(clock: FakeClock, *, busy: bool)
     """The result is uncertain if other processes use the cores in all rounds, of which a plan loses half."""
     plan, rounds = by_round("plan", UNDECIDED, 0.0, clock)
     monitor = BusyCores() if busy else FakeInterferenceMonitor()
-    winner, _, interference, _ = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
+    winner, _, interference, *_ = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
     assert (winner, interference, len(rounds)) == (("plain", True, 60) if busy else ("plan", False, 12))
 
 
@@ -279,7 +279,7 @@ def test_under_interference_pairs_decide(clock: FakeClock, plan_ms: float, winne
     """A plan that is faster by 5 % in all rounds is selected with certainty, the plain session beside any other."""
     plan, rounds = by_round("plan", [], plan_ms, clock)
     compared = compare([steady("plain", 5.0, clock), plan], None, BusyCores(), clock)
-    assert (compared.winner, compared.interference) == (winner, False)
+    assert (compared.winner, compared.interference, compared.by_pairs) == (winner, False, True)
     assert len(rounds) == 12
 
 
@@ -325,7 +325,7 @@ def test_rounds_without_interference_after_the_first_twelve_are_pairs(clock: Fak
     """A plan that wins half of the twelve rounds, and all that follow, is selected after five of these."""
     plan, rounds = by_round("plan", UNDECIDED[:12], 4.5, clock)
     monitor = FakeInterferenceMonitor(interference_at=range(12))
-    winner, _, interference, _ = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
+    winner, _, interference, *_ = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
     assert (winner, interference, len(rounds)) == ("plan", False, 17)
 
 
@@ -354,7 +354,7 @@ def test_rounds_with_interference_do_not_count_if_there_are_others(clock: FakeCl
     """A plan that other processes slow down in the first four rounds is selected by the eight later ones."""
     plan, _ = by_round("plan", [7.0] * 4, 4.6, clock)
     monitor = FakeInterferenceMonitor(interference_at=range(4))
-    winner, results, interference, _ = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
+    winner, results, interference, *_ = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
     assert (winner, interference) == ("plan", False)
     assert round(results[1].latency_ms, 6) == 4.6
 
