@@ -361,6 +361,18 @@ def test_a_search_among_variants_ends_where_each_model_has_its_largest(name: str
     assert room <= limit.curve[-1].amount <= 8 * room
 
 
+def test_memory_for_a_single_model_is_no_plateau() -> None:
+    """1.0 to 1.7 GB hold one of 12 models of 0.9 GB; all fit into 10.8 GB, where each is loaded once: 3 % of requests.
+
+    With memory for 11, at least every 12th request loads a model.
+    """
+    models = [{"name": "m", "copies": 12, "variants": {"v": {"memory_mb": 900.0, "latency_ms": 30.0}}}]
+    sets = {"rate_per_s": 10.0, "requests": 400, "prefetch": False}
+    limit = search("memory", Condition("swapping", 0.05), ScenarioSource("m", {"models": models}, Path()).changed(sets))
+    assert limit.possible is not None
+    assert limit.possible.amount == pytest.approx(10.8)
+
+
 def test_memory_for_faster_variants_is_searched_although_no_request_waits(tmp_path: Path) -> None:
     """With little memory the planner chooses slow variants, all of which fit; the limit is that of the fast ones."""
     names = [model.name for model in source().build().models]

@@ -37,8 +37,9 @@ FIND_SCHEMA = "chrion.simulation-find/2"
 #: Values in a row beyond a limit that must clearly not meet the condition, and before it that clearly must (a choice,
 #: not measured).
 BEYOND = 6
-#: Equal figures of a value and of so many smaller ones, each half as large as the next, show that more changes nothing.
-_PLATEAU = 2
+#: Equal figures of a value and of all that were tried from this part of it on show that more changes nothing: memory
+#: for four times as many models changes something unless there is memory for all of them.
+_PLATEAU = 1 / 4
 #: Values on one side of a limit after which each step is twice the one before (a choice, not measured).
 _SCANNED = 48
 #: Neighbours of values above this number differ by 1 %: finer steps do not change a decision.
@@ -335,8 +336,8 @@ class Search:
         self.ends_from = self._last
         self.note: Callable[[str], None] = lambda _text: None
         self._probes: dict[int, Probe] = {}
-        #: The figure of the last value, and how many values before it had the same.
-        self._figure, self._equal = Interval(math.nan, math.nan), 0
+        #: The figure of the last value, and the position from which on it was the same.
+        self._figure, self._equal_from = Interval(math.nan, math.nan), 0
 
     def limit(self, pattern: str) -> Limit:
         """Return the limit."""
@@ -399,9 +400,9 @@ class Search:
         meets = probe.meets(self._condition.limit)
         # Until a value meets the condition, they are larger and larger: equal figures say that more changes nothing.
         equal = probe.met != GROWS and probe.figure == self._figure and probe.figure.mean < 1
-        self._equal, self._figure = self._equal + 1 if equal else 0, probe.figure
+        self._equal_from, self._figure = self._equal_from if equal else at, probe.figure
         unmet = not any(known.meets(self._condition.limit) for known in self._probes.values())
-        if at >= self.ends_from and unmet and self._equal >= _PLATEAU:
+        if at >= self.ends_from and unmet and self._equal_from <= _PLATEAU * at:
             self._enough = min(self._enough, at)
         return meets
 
