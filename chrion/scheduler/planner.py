@@ -290,7 +290,8 @@ class Planner:
             return f"no plan within the limits has less {memory} than the fastest"
         base_mb = self._profile.base_memory_mb if self._memory == "resident" else 0.0
         fixed = f"; {format_mb(base_mb)} of it is taken by any use of the accelerator" if base_mb else ""
-        return f"plans with less {memory} than the fastest are preferred from {least:.3g} ms/MB on{fixed}"
+        within = "plans" if limits.slo_ms is None and limits.budget_mb is None else "plans within the limits"
+        return f"{within} with less {memory} than the fastest are preferred from {least:.3g} ms/MB on{fixed}"
 
     def _costs_of(self, dag: Dag) -> Costs:
         """Return the costs of the operators of the graph or of one of its variants."""
