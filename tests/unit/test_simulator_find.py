@@ -361,6 +361,16 @@ def test_a_search_among_variants_ends_where_each_model_has_its_largest(name: str
     assert room <= limit.curve[-1].amount <= 8 * room
 
 
+def test_equal_figures_that_may_meet_a_condition_end_the_search() -> None:
+    """The interval of the figure that many servers have contains the limit, so that more of them decide nothing."""
+    many = [simulate(source(rate_per_s=20.0, seed=seed, **{"servers.count": 64}).build())[0] for seed in range(5)]
+    mean_ms = sum(result.total.response.mean_ms for result in many) / len(many)
+    limit = search("servers", Condition("mean", mean_ms), source(rate_per_s=20.0))
+    assert limit.curve[-1].met == OPEN
+    assert limit.exhausted
+    assert limit.curve[-1].amount <= 64
+
+
 def test_memory_for_a_single_model_is_no_plateau() -> None:
     """1.0 to 1.7 GB hold one of 12 models of 0.9 GB; all fit into 10.8 GB, where each is loaded once: 3 % of requests.
 

@@ -332,12 +332,10 @@ class Search:
         self._first, self._last = ends
         #: The minimum position from which on more servers or memory cannot help.
         self._enough = self._last
-        #: The position from which on equal figures, or requests that do not wait, end the search.
-        self.ends_from = self._last
+        #: The position from which on equal figures, or requests that do not wait, end the search for a smallest value.
+        self.ends_from = math.inf
         self.note: Callable[[str], None] = lambda _text: None
         self._probes: dict[int, Probe] = {}
-        #: The figure of the last value, and the position from which on it was the same.
-        self._figure, self._equal_from = Interval(math.nan, math.nan), 0
 
     def limit(self, pattern: str) -> Limit:
         """Return the limit."""
@@ -396,25 +394,26 @@ class Search:
             start = max(easier)
 
     def _meets(self, at: int) -> bool:
-        probe = self._probe(at)
-        meets = probe.meets(self._condition.limit)
-        # Until a value meets the condition, they are larger and larger: equal figures say that more changes nothing.
-        equal = probe.met != GROWS and probe.figure == self._figure and probe.figure.mean < 1
-        self._equal_from, self._figure = self._equal_from if equal else at, probe.figure
-        unmet = not any(known.meets(self._condition.limit) for known in self._probes.values())
-        if at >= self.ends_from and unmet and self._equal_from <= _PLATEAU * at:
-            self._enough = min(self._enough, at)
-        return meets
+        return self._probe(at).meets(self._condition.limit)
 
     def _probe(self, at: int) -> Probe:
         at = min(at, self._enough)
         if at not in self._probes:
             self._probes[at], runs = self._simulate(self._sign * at)
-            if at >= self.ends_from and runs and not any(run.improvable for run in runs):
+            if at >= self.ends_from and runs and (self._is_flat(at) or not any(run.improvable for run in runs)):
                 self._enough = min(self._enough, at)
             amount, unit = self._probes[at].amount, self._quantity.unit
             self.note("too small for the models" if math.isnan(amount) else f"{amount:.4g} {unit}")
         return self._probes[at]
+
+    def _is_flat(self, at: int) -> bool:
+        """Return whether the figures show that larger values than a position, the largest so far, change nothing."""
+        probe = self._probes[at]
+        if probe.met == GROWS or probe.figure.mean in (1.0, math.inf):  # all requests violate, or are dropped
+            return False
+        other = [place for place, known in self._probes.items() if known.figure != probe.figure]
+        equal = [place for place in self._probes if place > max(other, default=0)]
+        return at == max(self._probes) and min(equal) <= _PLATEAU * at
 
     def _simulate(self, number: int) -> tuple[Probe, Sequence[Replication]]:
         """Return a value, and its replications."""
