@@ -41,7 +41,6 @@ from chrion.hardware import hardware as find_hardware
 from chrion.machine.cores import check_cores
 from chrion.profiler import Profile, profile
 from chrion.profiler.hardware_profile import estimate_profile, require_processor
-from chrion.profiler.measure_graph import require_shapes
 from chrion.profiler.precision import check_max_error, check_precision
 from chrion.profiler.profiles import stored_profiles
 from chrion.profiler.synthetic_inputs import synthetic_inputs
@@ -230,7 +229,7 @@ class CostOptions:
             ProfileError: The stored profile is damaged.
             ShapeError: An input has a free dimension.
         """
-        require_shapes(graph)
+        graph.require_shapes()
         if self.profile is not None:
             stored = self._stored_profile(self.profile)
             _warn_if_extrapolated(stored, graph)
@@ -275,7 +274,8 @@ def _warn_if_extrapolated(stored: Profile, graph: Graph) -> None:
         types = ", ".join(sorted({graph.dag.op_types[i] for i in found}))
         note(
             f"warning: {share} of the predicted time is extrapolated, since the profile has no comparable {types}; "
-            "estimate it from datasheets instead, as with --hardware gtx-1080-ti+xeon-12"
+            "leave out --profile to measure this machine, or estimate another one from datasheets, as with "
+            "--hardware gtx-1080-ti+xeon-12"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from chrion.cli.console import note, step
 from chrion.cli.exit_codes import OUT_OF_REACH
 from chrion.cli.option_groups import ModelOptions
-from chrion.common.units import format_count, format_mb, format_ms
+from chrion.common.units import format_count, format_mb, format_ms, format_shape
 from chrion.graph import Graph
 from chrion.machine.cores import physical_cores
 from chrion.profiler.interference import CoreMonitor
@@ -25,10 +25,11 @@ def open_session(graph: Graph, arguments: dict[str, Any], model: ModelOptions) -
     with step(f"choosing between plans and plain onnxruntime for {graph.name}", animated=False):
         session = HybridSession(graph, **arguments)
     if graph.declared_free and session.plan:
-        shapes = [word for text in model.shape or () for word in ("--shape", text)]
-        rounded = arguments.get("precision") not in {None, "float32"}
-        precision = ["--precision", arguments["precision"]] if rounded else []
-        tune = shlex.join(["chrion", "tune", str(model.path), *shapes, *precision])
+        words = [w for name, shape in graph.shapes.items() for w in ("--shape", f"{name}={format_shape(shape)}")]
+        for name in ("precision", "max_error"):
+            if arguments.get(name) not in {None, "float32"}:
+                words += [f"--{name.replace('_', '-')}", str(arguments[name])]
+        tune = shlex.join(["chrion", "tune", str(model.path), *words])
         note(f"for these shapes alone; whether sessions of free dimensions use the plan: {tune}")
     return session
 

@@ -30,7 +30,6 @@ from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import ModelError, OptionError
 from chrion.graph import load
 from chrion.graph.opened_model import OpenedModel
-from chrion.profiler.measure_graph import require_shapes
 from chrion.profiler.precision import check_max_error, check_precision
 from chrion.report.figure_table import FigureTable, key, text
 from chrion.runtime.selection.comparison_summary import candidate_name
@@ -144,7 +143,7 @@ def _resolve(model: Path, sets: Sequence[Shapes]) -> list[Shapes]:
     distinct: list[Shapes] = []
     for given in sets:
         graph = load(model, given)
-        require_shapes(graph)
+        graph.require_shapes()
         shapes = {info.name: info.fixed_dimensions for info in graph.inputs}
         resolved = shapes if graph.declared_free else {}
         if resolved not in distinct:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import shlex
 from collections.abc import Hashable, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from chrion.common.units import format_shape
+from chrion.errors import ShapeError
 from chrion.graph.dag import Dag
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.weights_folder import WeightsFolder
@@ -205,6 +207,19 @@ class Graph:
         """Inputs with unknown dimensions, as ``x[batchx3x?]``; only a graph without any can be planned."""
         return tuple(f"{i.name}[{'?' if i.shape is None else format_shape(i.shape)}]" for i in self.inputs if i.free)
 
+    def require_shapes(self) -> None:
+        """Raise an error if an input has a free dimension.
+
+        Raises:
+            ShapeError: One has.
+        """
+        if self.free_dimensions:
+            sizes = _example_shapes(self.inputs)
+            options = " ".join(f"--shape {shlex.quote(f'{name}={format_shape(size)}')}" for name, size in sizes.items())
+            argument = {name: size[0] if len(size) == 1 else size for name, size in sizes.items()}
+            hint = f"fix them, for example with {options}; in Python, load(MODEL, shapes={argument})"
+            raise ShapeError(f"model {self.name}: free dimensions in {', '.join(self.free_dimensions)}", hint=hint)
+
     @cached_property
     def digest(self) -> str:
         """A hash of what a plan depends on: operators, names, shapes and edges, but not the values of weights."""
@@ -217,3 +232,16 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {len(self.dag)} operators, {len(self.dag.weight_bytes)} weights>"
+
+
+def _example_shapes(inputs: Sequence[TensorInfo]) -> dict[str, tuple[int, ...]]:
+    """Return shapes that fix all free dimensions to 1: one size for a named dimension, else the shape of an input."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    names = {info.name for info in inputs}
+    for info in inputs:
+        free = [d for d in info.shape or (None,) if not isinstance(d, int)] if info.free else []
+        if any(d is None or d in names for d in free):
+            shapes[info.name] = tuple(d if isinstance(d, int) else 1 for d in info.shape or (1,))
+        else:
+            shapes |= {d: (1,) for d in free if d is not None}
+    return shapes

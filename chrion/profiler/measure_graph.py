@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,11 +12,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from chrion.common.units import format_shape
 from chrion.devices import Device, usable_provider
 from chrion.devices.probe import probe_provider
 from chrion.devices.single_provider import find_cpu_nodes
-from chrion.errors import ModelError, ShapeError
+from chrion.errors import ModelError
 from chrion.graph.extract import Extractor
 from chrion.graph.model import Graph
 from chrion.graph.native_operators import may_be_native
@@ -99,7 +97,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         ProviderError: The accelerator does not work on this machine.
         ModelError: No operator could be measured.
     """
-    require_shapes(graph)
+    graph.require_shapes()
     check_cores(cores)
     asked = check_precision(precision)
     other = missing_bfloat16() if asked == "bf16" else ""
@@ -152,33 +150,6 @@ def _without_cpu_operators(graph: Graph, known: Mapping[str, OperatorCost], devi
     names = find_cpu_nodes(graph.model, weights_folder_option(graph.weights_folder), device)
     on_cpu = {signatures[name] for name in names if name in signatures}
     return {s: replace(cost, accelerator_ms=None) if s in on_cpu else cost for s, cost in known.items()}
-
-
-def require_shapes(graph: Graph) -> None:
-    """Raise if a graph has a free dimension.
-
-    Raises:
-        ShapeError: It has one.
-    """
-    if graph.free_dimensions:
-        sizes = _example_shapes(graph)
-        options = " ".join(f"--shape {shlex.quote(f'{name}={format_shape(shape)}')}" for name, shape in sizes.items())
-        argument = {name: shape[0] if len(shape) == 1 else shape for name, shape in sizes.items()}
-        hint = f"fix them, for example with {options}; in Python, load(MODEL, shapes={argument})"
-        raise ShapeError(f"model {graph.name}: free dimensions in {', '.join(graph.free_dimensions)}", hint=hint)
-
-
-def _example_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """Return shapes that fix all free dimensions to 1: one size for a named dimension, else the shape of an input."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    inputs = {info.name for info in graph.inputs}
-    for info in graph.inputs:
-        free = [d for d in info.shape or (None,) if not isinstance(d, int)] if info.free else []
-        if any(d is None or d in inputs for d in free):
-            shapes[info.name] = tuple(d if isinstance(d, int) else 1 for d in info.shape or (1,))
-        else:
-            shapes |= {d: (1,) for d in free if d is not None}
-    return shapes
 
 
 def _measure(

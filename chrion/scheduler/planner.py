@@ -72,6 +72,7 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
         budget, it is the one that exceeds it least, and its ``meets_budget`` is false.
 
     Raises:
+        ShapeError: An input has a free dimension.
         OptionError: An option is invalid; see :class:`chrion.scheduler.plan_options.PlanOptions`.
         ProfileError: The profile has fewer cores than ``cores``, or no operators.
         ScheduleError: The policy needs a device that the profile does not have.
@@ -88,10 +89,12 @@ def alternatives(graph: Graph, profile: Profile, options: PlanOptions) -> list[P
 
     Raises:
         OptionError: An argument is of another type.
+        ShapeError: As for :func:`partition`.
         ProfileError: As for :func:`partition`.
         ScheduleError: As for :func:`partition`.
     """
     _check_types(graph, profile)
+    graph.require_shapes()
     limits, alpha = options.limits, options.alpha
     if limits.budget_mb is not None:
         return Planner(graph, profile, options).alternatives(limits, alpha)

@@ -142,6 +142,11 @@ def note_sessions(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return opened
 
 
+def choose_plan(monkeypatch: pytest.MonkeyPatch, plan: Path) -> None:
+    """Let sessions of ``chrion run`` choose a plan, as if it had been the fastest."""
+    monkeypatch.setattr(steps, "HybridSession", lambda graph, **_: HybridSession(graph, plan=plan))
+
+
 def catch_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Return a list that gets every figure that is drawn, in place of its file."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency

@@ -11,10 +11,10 @@ import onnx
 import pytest
 
 import chrion
-from chrion import HybridSession
+from chrion import HybridSession, Profile
 from chrion.errors import ChrionError, ModelError, OptionError
 from command_line import PAPER, Chrion, assert_each_refused
-from helpers import FLOAT, branches, make_model, node, value
+from helpers import FLOAT, branches, free_branches, make_model, node, value
 
 
 @pytest.fixture
@@ -132,8 +132,11 @@ def test_a_session_refuses_what_is_no_file(path: str | Path, found: str) -> None
         HybridSession(path)
 
 
-def test_partition_takes_graphs_only() -> None:
-    """The hint names the function that returns one."""
+def test_partition_takes_graphs_with_shapes_only(tmp_path: Path) -> None:
+    """The hints name the function that returns one, and the argument that fixes shapes."""
+    onnx.save(free_branches(), tmp_path / "free.onnx")
+    with pytest.raises(ChrionError, match=r"free dimensions in x\[batch x 4\] .*load\(MODEL, shapes={'batch': 1}\)"):
+        chrion.partition(chrion.load(tmp_path / "free.onnx"), Profile.load(PAPER))
     with pytest.raises(ChrionError, match=r"expected a Graph, found 'x\.onnx' \(chrion\.load\(MODEL\) returns one\)"):
         chrion.partition("x.onnx", None)  # type: ignore[arg-type]
 

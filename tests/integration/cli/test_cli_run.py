@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from command_line import PAPER, Chrion, assert_each_refused, assert_refused
 from helpers import FLOAT, free_branches, make_model, node, value
 from model_repository import columns
 from seams.commands import (
+    choose_plan,
     lack_cores_and_lanes,
     note_sessions,
     occupy_cores,
@@ -72,6 +74,22 @@ def test_free_dimensions_are_those_of_the_inputs(cli: Chrion, tmp_path: Path) ->
     code, out, _ = cli("run", "free.onnx", "--input", "x.npz", "--repeat", "1", "--json")
     assert (code, json.loads(out)["equal"]) == (0, True)
     assert_each_refused(cli, [((command, "free.onnx"), "x[batch x 4]") for command in ("run", "bench", "partition")])
+
+
+def test_a_plan_for_given_shapes_names_the_command_that_keeps_it(
+    cli: Chrion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command has the shapes of the input file and the precision, and runs as it is printed."""
+    onnx.save(free_branches(), tmp_path / "free.onnx")
+    np.savez("x.npz", x=np.ones((2, 4), np.float32))
+    assert cli("partition", "free.onnx", "--shape", "batch=2", "--policy", "wavefront")[0] == 0
+    choose_plan(monkeypatch, tmp_path / "free.plan.json")
+    options = ("--precision", "bf16", "--max-error", "0.5")
+    code, _, err = cli("run", "free.onnx", "--input", "x.npz", "--repeat", "1", *options)
+    assert code == 0
+    command = shlex.split(re.search(r"use the plan: chrion (.*)", err)[1])
+    assert command == ["tune", "free.onnx", "--shape", "x=2x4", *options]
+    assert cli(*command)[0] == 0
 
 
 def test_a_session_of_a_small_model_runs_plain(cli: Chrion, model: Path) -> None:
