@@ -11,7 +11,6 @@ from onnx import helper
 from chrion.graph.assemble import final_states, node_reads
 from chrion.graph.model import Graph, element_code
 from chrion.graph.ort_sessions import weights_folder_option
-from chrion.graph.source_weights import embed, is_large
 
 
 @dataclass(frozen=True)
@@ -39,16 +38,10 @@ class Extractor:
     The chunks of a recurrent layer have to be equal sub-models, so that they share one session and its packed weights.
     Therefore a constant initial state is an input, as the state of a later chunk is, and the final state of the last
     chunk is an output even if no operator reads it.
-
-    Args:
-        graph: The graph.
-        embedded: Whether sub-models have the weights that the graph has in a file of its own. onnxruntime maps a file
-            into memory, and kernels that read weights as they are are slower there: GoogLeNet takes 2 % longer.
     """
 
-    def __init__(self, graph: Graph, *, embedded: bool = False) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._embedded = embedded
         self._reads = node_reads(graph.model)
         self._weights = {t.name: t for t in graph.model.graph.initializer}
         self._states = _initial_states(graph.model) & self._weights.keys()
@@ -107,9 +100,6 @@ class Extractor:
         model.graph.name = self.graph.name or "segment"
         model.graph.node.extend(nodes)
         model.graph.initializer.extend(self._weights[name] for name in weights)
-        for tensor in model.graph.initializer if self._embedded else ():
-            if tensor.data_location == onnx.TensorProto.EXTERNAL and not is_large(tensor):
-                embed(tensor, self.graph.weights_folder)
         model.graph.input.extend(self._value_info(name) for name in inputs)
         for name in outputs:
             model.graph.output.add().name = name  # onnxruntime infers the type

@@ -42,7 +42,7 @@ class SourceWeights:
 
     def __init__(self, proto: onnx.ModelProto, root: Path, folder: WeightsFolder, *, hide: bool = True) -> None:
         self.root = root
-        large = {t.name: t for t in proto.graph.initializer if hide and is_large(t)}
+        large = {t.name: t for t in proto.graph.initializer if hide and _is_large(t)}
         kept = _unaffected(proto, set(large)) if large else set()
         files = {name: _file(large[name], root) for name in sorted(kept)}
         self._files = {name: file for name, file in files.items() if file}
@@ -92,7 +92,7 @@ def embed(tensor: onnx.TensorProto, folder: Path) -> None:
     tensor.data_location = onnx.TensorProto.DEFAULT
 
 
-def is_large(tensor: onnx.TensorProto) -> bool:
+def _is_large(tensor: onnx.TensorProto) -> bool:
     """Return whether a weight stays in its file wherever the model goes."""
     floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
     external = tensor.data_location == onnx.TensorProto.EXTERNAL and tensor.data_type in floats

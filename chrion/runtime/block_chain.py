@@ -259,7 +259,7 @@ def why_whole(graph: Graph) -> str:
 
 def _cut(graph: Graph, feed: Mapping[str, Any], blocks: Sequence[Sequence[int]], modules: ModuleChain) -> BlockChain:
     """Return the chain of a graph that is cut into blocks."""
-    factory = SegmentFactory(Extractor(graph, embedded=True), _options())
+    factory = SegmentFactory(Extractor(graph), _options())
     segments = [factory.open(block, 1) for block in blocks]
     tensors = graph.select(name for s in segments for _, name in (*s.inputs, *s.outputs))
     names = [info.name for info in graph.outputs]

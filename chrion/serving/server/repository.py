@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import onnx
 
 from chrion.errors import ChrionError, ModelError, OptionError
+from chrion.graph.assemble import weight_size
 from chrion.graph.external import external_files
 from chrion.graph.file_states import stat_state
 from chrion.graph.reading import read_model
@@ -57,7 +59,7 @@ class VariantSource:
     cores: int
     #: The model's file and those of its external weights, wherever links lead.
     files: tuple[Path, ...]
-    #: The bytes of packed weights that native kernels of the plan have.
+    #: The bytes of packed weights that native kernels of the plan have, and of those that several blocks may have.
     packed_bytes: int = 0
     #: Limit of a block's time; None if a request runs whole.
     block_ms: float | None = None
@@ -276,15 +278,28 @@ def _source(folder: Path, name: str, variant: VariantSettings, settings: ModelSe
     if plan and plan.precision not in {"float32", settings.precision}:
         wanted = f'precision = "{plan.precision}"'
         raise ModelError(f"variant {name}: {variant.plan} is in {plan.precision}: {_SETTINGS} allows that by {wanted}")
+    proto, path = read_model(model)
     cores = len(from_plan(name, file, VariantTable()).core_busy_ms) if file else variant.cores or settings.cores
+    packed = round(plan.packed_mb * 1e6) if plan else 0
     block_ms = settings.block_ms
     if block_ms is not None:
         if file or variant.device == "accelerator" or cores > 1:
             raise ModelError(f"blocks: each runs on one core of the CPU, which does not fit variant {name}")
-        cores = 0
-    packed = round(plan.packed_mb * 1e6) if plan else 0
-    accelerated = _accelerated(folder, variant)
-    return VariantSource(name, model, file, accelerated, cores, _model_files(model), packed, block_ms)
+        cores, packed = 0, _shared_bytes(proto)
+    accelerated, files = _accelerated(folder, variant), (model, *external_files(proto, path or model))
+    return VariantSource(name, model, file, accelerated, cores, files, packed, block_ms)
+
+
+def _shared_bytes(proto: onnx.ModelProto) -> int:
+    """Return the most bytes that blocks hold beyond the model's files: each packs the weights that it reads.
+
+    A weight that n operators read is in at most n blocks. Look-ups read it where it is, and with free dimensions the
+    model is one block.
+    """
+    if any(spec.shape is None or -1 in spec.shape for spec in _interface(proto)[0]):
+        return 0
+    readers = Counter(name for node in proto.graph.node if node.op_type != "Gather" for name in {*node.input})
+    return sum(max(readers[t.name] - 1, 0) * weight_size(t) for t in proto.graph.initializer)
 
 
 def session_bytes(weights: int) -> int:
@@ -321,12 +336,6 @@ def _check_order(variants: list[ManagedVariant], device: str) -> None:
         if smaller.bytes[device] > larger.bytes[device]:
             sizes = ", ".join(f"{v.name}: {v.bytes[device] / 1e6:g} MB" for v in (larger, smaller))
             raise ModelError(f"variants: each must need at most the {device} memory of the one before it ({sizes})")
-
-
-def _model_files(model: Path) -> tuple[Path, ...]:
-    """Return a model's file and those of its external weights, wherever links lead."""
-    proto, path = read_model(model)
-    return model, *external_files(proto, path or model)
 
 
 def _interface(proto: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

@@ -19,7 +19,10 @@ from onnx import TensorProto, helper
 from chrion.machine.cores import physical_cores
 from chrion.runtime.block_chain import BlockChain
 from chrion.serving.manager import PolicySpec
+from chrion.serving.manager.records import HOST
+from chrion.serving.server.repository import scan
 from chrion.zoo import build
+from helpers import FLOAT, make_model, node, value
 from local_server import LocalServer, local_server
 from model_repository import counting, identity, product, put
 from server_client import infer_body, wait_until
@@ -98,6 +101,21 @@ def test_answers_are_those_of_onnxruntime(tmp_path: Path) -> None:
         assert server.metric("chrion_model_blocks", model="net") > 1
         assert server.metric("chrion_model_blocks", model="whole") == 0
         assert server.metric("chrion_lane_busy_seconds_total") > 0
+
+
+def test_weights_that_several_blocks_read_count_in_each(tmp_path: Path) -> None:
+    """Each block packs them; a look-up does not, and a model with free dimensions is one block."""
+    weights = {"w": np.eye(100, dtype=np.float32), "all": np.arange(100)}
+    nodes = [node("MatMul", ["x", "w"], ["a"]), node("MatMul", ["a", "w"], ["b"]), node("MatMul", ["b", "w"], ["y"])]
+    nodes += [node("Gather", ["w", "all"], ["z"])]
+    for name, rows in (("fixed", 1), ("free", "n")):
+        ends = [value(own, FLOAT, [rows, 100]) for own in ("x", "y")]
+        put(tmp_path, name, make_model(nodes, ends[:1], [ends[1], value("z", FLOAT, [100, 100])], weights), toml=BLOCKS)
+    found = scan(tmp_path, accelerator=False)
+    size = (tmp_path / "fixed" / "1" / "model.onnx").stat().st_size
+    assert found["fixed", "1"].managed.variants[0].bytes[HOST] == round(1.1 * size) + 4_000_000 + 2 * 40_000
+    size = (tmp_path / "free" / "1" / "model.onnx").stat().st_size
+    assert found["free", "1"].managed.variants[0].bytes[HOST] == round(1.1 * size) + 4_000_000
 
 
 def test_requests_in_blocks_do_not_wait_for_leased_cores(root: Path) -> None:
