@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,8 @@ def open_generators(
 ) -> tuple[dict[str, ServedGenerator], dict[str, str]]:
     """Open the generators of a repository, of the highest version of each model.
 
-    A model that cannot generate is logged. One whose chat template cannot be read serves completions, and one without
-    a tokenizer tokens.
+    A model that cannot generate, or has no room beside those before it, is logged. One whose chat template cannot be
+    read serves completions, and one without a tokenizer tokens.
 
     Args:
         repository: The folder.
@@ -110,9 +110,6 @@ def open_generators(
 
     Returns:
         The generators by model, and for each model that cannot generate the reason.
-
-    Raises:
-        OptionError: The generators need more memory than the budget.
     """
     latest = {
         entry.name: entry  # the versions of a model are in their order
@@ -123,34 +120,21 @@ def open_generators(
     failed: dict[str, str] = {}
     for name, version in sorted(latest.items()):
         settings = version.settings.generation or GenerationSettings()
-        _check_budget(budget, opened, {name: _opening_bytes(version) + _kv_bytes(settings)})
         try:
-            opened[name] = _open(name, version, settings)
+            opened[name] = _open(name, version, settings, budget)
         except ChrionError as error:
             failed[name] = str(error)
             log.warning("cannot generate", extra={"fields": {"model": name, "reason": failed[name]}})
-        _check_budget(budget, opened)
+        else:
+            budget -= opened[name].reserved_bytes
     return opened, failed
 
 
-def _check_budget(budget: int, opened: Mapping[str, ServedGenerator], opening: Mapping[str, int] | None = None) -> None:
-    """Close the generators if they exceed the budget.
-
-    Args:
-        budget: Bytes of host memory for all models.
-        opened: The generators that are open.
-        opening: What the next one needs while it is opened, by its name.
-
-    Raises:
-        OptionError: They do.
-    """
-    each = {name: served.reserved_bytes for name, served in opened.items()} | dict(opening or {})
-    needed = sum(each.values())
+def _check_budget(budget: int, needed: int) -> None:
+    """Raise an error if a generator needs more bytes of host memory than are left."""
     if needed > budget:
-        close_generators([*opened.values()])
         raise OptionError(
-            f"the generators of {', '.join(each)} need at least {needed / 1e6:.0f} MB "
-            f"of {budget / 1e6:.0f} MB for models",
+            f"the generator needs at least {needed / 1e6:.0f} MB of {budget / 1e6:.0f} MB that are left for models",
             hint="set a smaller kv_memory in [generation], or a larger --host-budget",
         )
 
@@ -210,21 +194,32 @@ def _opening_bytes(version: ServedVersion) -> int:
     return session_bytes(source.model_bytes) + _COPIES_READ * source.model.stat().st_size
 
 
-def _open(name: str, version: ServedVersion, settings: GenerationSettings) -> ServedGenerator:
-    path = version.sources[0].model
+def _open(name: str, version: ServedVersion, settings: GenerationSettings, budget: int) -> ServedGenerator:
+    """Open the generator of a version.
+
+    Raises:
+        ChrionError: The model cannot generate, or needs more bytes of host memory than the budget.
+    """
+    path, kv_bytes = version.sources[0].model, _kv_bytes(settings)
+    _check_budget(budget, _opening_bytes(version) + kv_bytes)
     template = find_template(name, path)
     generator = Generator(
         path,
         max_batch=settings.max_batch,
-        kv_bytes=_kv_bytes(settings),
+        kv_bytes=kv_bytes,
         chunk=settings.chunk,
         threads=version.settings.cores,
     )
+    reserved = generator.weight_copies * session_bytes(version.sources[0].model_bytes) + kv_bytes
+    try:
+        _check_budget(budget, reserved)
+    except OptionError:
+        generator.close()
+        raise
     if generator.tokenizer is None:
         log.warning("tokens only", extra={"fields": {"model": name, "reason": _NO_TOKENIZER}})
     if not generator.context:
         log.warning("the context length is unknown", extra={"fields": {"model": name, "hint": _NO_CONTEXT}})
     if generator.refused:
         log.warning("requests run one by one", extra={"fields": {"model": name, "reason": generator.refused}})
-    reserved = generator.weight_copies * session_bytes(version.sources[0].model_bytes) + _kv_bytes(settings)
     return ServedGenerator(name, version.version, generator, template, reserved, version.settings.timeout_ms)

@@ -93,7 +93,7 @@ def local_models(options: ServerOptions) -> ServedModels:
     """Return the models of a repository, served from this process; its generators are open.
 
     Raises:
-        OptionError: The repository cannot be read, or its generators do not fit in memory.
+        OptionError: The repository cannot be read.
     """
     cores = physical_cores()
     chosen = options.load if options.control == "explicit" and "*" not in options.load else None
