@@ -99,7 +99,7 @@ class Catalogue:
         return {"models": len(names), "versions": len(self.served), "unserved": len(self.unserved)}
 
     def find(self, name: str, version: str = "") -> Served:
-        """Return a version of a model that the core has, by default the highest.
+        """Return a version of a model that the core has, by default the highest that has worked, or the highest.
 
         Raises:
             RequestFailure: It does not exist, is not loaded, or cannot be served.
@@ -108,7 +108,7 @@ class Catalogue:
             served = self._core.models.get((name, version))
         else:
             versions = [served for (own, _), served in self._core.models.items() if own == name]
-            served = max(versions, key=lambda served: int(served.version.version), default=None)
+            served = max(versions, key=lambda own: (own.tried, int(own.version.version)), default=None)
         if served is None:
             raise self._missing_version(name, version)
         return served

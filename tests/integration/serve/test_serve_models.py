@@ -175,6 +175,22 @@ def test_a_version_that_is_removed_is_no_longer_served(tmp_path: Path) -> None:
         assert server.infer("a/versions/1", ROWS)[1]["outputs"][0]["data"] == by_version[0]
 
 
+def test_requests_without_a_version_go_to_the_highest_that_works(tmp_path: Path) -> None:
+    """A higher version that onnxruntime refuses, or that is too large, does not take the model offline."""
+    refused = product(seed=2)
+    refused.graph.node.append(node("NoSuchOperator", [refused.graph.output[0].name], ["unused"]))
+    for name, bad in (("a", refused), ("b", product(1300))):
+        put(tmp_path, name, product(seed=1))
+        with local_server(tmp_path, control="poll", poll_s=0.02, memory_mb=10.0) as server:
+            put(tmp_path, name, bad, version=2)
+            wait_until(lambda n=name: (index(server)[n]["version"], index(server)[n]["state"]) == ("2", "UNAVAILABLE"))
+            assert server.infer(name, ROWS)[:2] == server.infer(f"{name}/versions/1", ROWS)[:2]
+            assert server.get(f"/v2/models/{name}/ready")[0] == 200
+            put(tmp_path, name, product(seed=3), version=2)
+            wait_until(lambda n=name: server.infer(f"{n}/versions/2", ROWS)[0] == 200)
+            assert server.infer(name, ROWS)[1]["outputs"] == server.infer(f"{name}/versions/2", ROWS)[1]["outputs"]
+
+
 def infer_until(server: LocalServer, stop: threading.Event) -> list[tuple[int, Any]]:
     """Send requests for the model a until an event; return their statuses and outputs."""
     answers = []
