@@ -64,10 +64,9 @@ def test_indices_and_snapshots() -> None:
         "unserved": [{"name": "b", "version": "1", "reason": "damaged"}],
         "uptime_s": 3.0,
     }
-    found = merging.merge_snapshots({"n/r1": own, "n/r0": own}, 3, draining=False)
+    found = merging.merge_snapshots({"n/r1": own, "n/r0": own}, draining=False)
     assert list(found["devices"]) == ["n/r1 host", "n/r0 host"]
     assert [model["replica"] for model in found["models"]] == ["n/r0", "n/r1"]
-    assert found["pending"] == 3
     assert found["cores"] == {"count": 4, "busy_ms": 3.0}
     assert found["unserved"] == own["unserved"]
-    assert merging.merge_snapshots({}, 0, draining=False)["uptime_s"] == 0
+    assert merging.merge_snapshots({}, draining=False)["uptime_s"] == 0

@@ -74,7 +74,7 @@ class Request(NamedTuple):
 class Reason(Enum):
     """Reasons for which a request is refused."""
 
-    QUEUE_FULL = "too many requests wait for this model"
+    QUEUE_FULL = "too many requests wait (limits: max_queue of the model, --max-waiting of the server)"
     NO_TIME = "the latency objective cannot be met"
     EXPIRED = "the deadline passed before the request could start"
     LOAD_FAILED = "the model cannot be loaded"

@@ -245,9 +245,9 @@ class ServingCore:
         return {core: ms + self.blocks.busy_ms(core) for core, ms in self.lane_busy_ms.items()}
 
     @property
-    def waiting(self) -> int:
-        """Number of requests that have not started."""
-        return self.manager.pending + sum(self.blocks.waiting().values())
+    def in_flight(self) -> int:
+        """Number of requests without an answer: they wait or run."""
+        return len(self._pending)
 
     def waiting_for(self, served: Served) -> int:
         """Return the number of a version's requests that have not started."""

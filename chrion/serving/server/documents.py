@@ -122,7 +122,6 @@ def snapshot(core: ServingCore, versions: Mapping[tuple[str, str], ServedVersion
         "cores": {"count": len(core.lane_busy_ms), "busy_ms": sum(core.busy_ms.values())},
         "models": [_model_state(core, served) for served in core.models.values()],
         "unserved": unserved,
-        "pending": core.waiting,
         "draining": core.draining,
         "uptime_s": time.time() - core.started_s,
     }

@@ -64,7 +64,7 @@ def merge_indices(answers: Iterable[list[dict[str, str]]]) -> list[dict[str, str
     return [best[key] for key in sorted(best)]
 
 
-def merge_snapshots(answers: Mapping[str, dict[str, Any]], pending: int, *, draining: bool) -> dict[str, Any]:
+def merge_snapshots(answers: Mapping[str, dict[str, Any]], *, draining: bool) -> dict[str, Any]:
     """Return the states of replicas, by their names, as one: devices and models are those of all of them."""
     devices = {f"{name} {device}": used for name, own in answers.items() for device, used in own["devices"].items()}
     models = [model | {"replica": name} for name, own in answers.items() for model in own["models"]]
@@ -76,7 +76,6 @@ def merge_snapshots(answers: Mapping[str, dict[str, Any]], pending: int, *, drai
         "models": models,
         "unserved": [unserved[key] for key in sorted(unserved)],
         "generators": [],
-        "pending": pending,
         "draining": draining,
         "uptime_s": max((own["uptime_s"] for own in answers.values()), default=0.0),
     }

@@ -81,7 +81,7 @@ class ClusterTarget:
     async def snapshot(self) -> dict[str, Any]:
         """Return the state of all replicas for the web page."""
         snapshots = await self._ask_all("snapshot")
-        return merging.merge_snapshots(self._named(snapshots), self._in_flight, draining=self.draining)
+        return merging.merge_snapshots(self._named(snapshots), draining=self.draining)
 
     async def metrics(self) -> bytes:
         """Return the metrics of all replicas, and those of the router."""

@@ -124,7 +124,7 @@ class LocalTarget:
             "live": True,
             "ready": not core.draining and self._catalogue.attempted,
             **self._catalogue.counts,
-            "pending": core.waiting + self._generation.pending,
+            "pending": core.in_flight + self._generation.pending,
         }
 
     async def snapshot(self) -> dict[str, Any]:
@@ -183,7 +183,8 @@ class LocalTarget:
     async def load(self, name: str, parameters: Iterable[str] = ()) -> None:
         """Serve all versions of a model."""
         if any(parameter == "config" or parameter.startswith("file:") for parameter in parameters):
-            raise RequestFailure(Status.UNSUPPORTED, "loading with a configuration or files in the request")
+            text = "loading with a configuration or files in the request is not supported"
+            raise RequestFailure(Status.UNSUPPORTED, text)
         await self._catalogue.load(name)
 
     async def unload(self, name: str) -> None:

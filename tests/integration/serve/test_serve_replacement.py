@@ -38,7 +38,7 @@ def waiting_request(root: Path, then: Any) -> tuple[Any, int]:
             while not core.manager.running:  # noqa: ASYNC110 - the manager has no event for it
                 await asyncio.sleep(0.01)
             waiting = asyncio.create_task(core.infer(core.models["m", "1"], ROWS))
-            while not core.manager.pending:  # noqa: ASYNC110 - the manager has no event for it
+            while core.in_flight < 2:  # noqa: ASYNC110 - the core has no event for it
                 await asyncio.sleep(0.01)
             then(core)
             await asyncio.sleep(0.1)

@@ -46,6 +46,7 @@ def test_sigterm_serves_what_is_in_flight(tmp_path: Path) -> None:
         running = pool.submit(server.infer, "slow", [200_000.0])
         wait_until(server.computes)
         assert not running.done()
+        assert server.get("/v2/health")[1]["pending"] == 1
         server.process.send_signal(signal.SIGTERM)
         assert running.result()[1]["outputs"][0]["data"] == [200_000.0]
 
