@@ -208,7 +208,7 @@ def _find(
     if any(limit.curve for limit in found):
         show(capacity_tables.curve_table(quantity, condition, found))
     show(*capacity_tables.limit_lines(quantity, condition, found))
-    show(*capacity_tables.search_lines(name, scenario, found, keep_warm_up=options.keep_warm_up))
+    show(*capacity_tables.search_lines(name, quantity, scenario, found, keep_warm_up=options.keep_warm_up))
 
 
 def _replicate(kind: limits.Kind, source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:

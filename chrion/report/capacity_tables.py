@@ -59,12 +59,16 @@ def curve_table(quantity: Searched, condition: Condition, limits: Sequence[Limit
 
 
 def search_lines(
-    name: str, scenario: Scenario | DecoderScenario, limits: Sequence[Limit], *, keep_warm_up: bool
+    name: str,
+    quantity: Searched,
+    scenario: Scenario | DecoderScenario,
+    limits: Sequence[Limit],
+    *,
+    keep_warm_up: bool,
 ) -> list[str]:
-    """Return lines that say what the figures of a search are."""
-    ends = [(limit.possible, limit.certain) for limit in limits if limit.possible and limit.certain]
-    largest = any(possible.amount > certain.amount for possible, certain in ends)
-    which = "a clearly meets the condition, b may" if largest else "a may meet the condition, b clearly does"
+    """Return lines that say what the figures of a search of a quantity, by its name, are."""
+    smallest, largest = "a may meet the condition, b clearly does", "a clearly meets the condition, b may"
+    which = smallest if quantity.smallest else largest
     lines = [f"a to b: {which}; [low to high]: 95 % confidence interval"]
     cut = max((probe.warm_up_requests for limit in limits for probe in limit.curve), default=0)
     never = "loads are" if isinstance(scenario, Scenario) else "single times between tokens (gap_p99) are"

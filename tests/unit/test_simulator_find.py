@@ -56,17 +56,27 @@ def test_the_search_finds_every_edge(begin: int) -> None:
         ("violations<=1%", "violations", 0.01),
         (" p99 <= 250ms ", "p99", 250.0),
         ("p99<=.25s", "p99", 250.0),
+        ("p99<=250", "p99", 250.0),
         ("swapping<=0.5%", "swapping", 0.005),
     ],
 )
 def test_conditions(text: str, metric: str, limit: float) -> None:
-    """A condition is a figure and its limit, in percent for shares and with a unit of time for latencies."""
+    """A condition is a figure and its limit, in percent for shares, and of time for latencies."""
     assert parse_until(text) == Condition(metric, pytest.approx(limit))
 
 
 @pytest.mark.parametrize(
     "text",
-    ["violations", "violations<1%", "violations<=1ms", "p99<=5", "p98<=5ms", "p99<=.ms", "p99<=1%", "violations<=1s"],
+    [
+        "violations",
+        "violations<1%",
+        "violations<=1ms",
+        "violations<=1",
+        "p98<=5ms",
+        "p99<=.ms",
+        "p99<=1%",
+        "violations<=1s",
+    ],
 )
 def test_bad_conditions(text: str) -> None:
     """Other texts are refused with an example."""

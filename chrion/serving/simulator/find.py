@@ -196,7 +196,7 @@ class Replication:
 
 
 def parse_until(text: str, metrics: Collection[str] = tuple(METRICS)) -> Condition:
-    """Return the condition of ``violations<=1%`` or ``p99<=250ms``.
+    """Return the condition of ``violations<=1%`` or ``p99<=250ms``; a plain number is in milliseconds.
 
     Args:
         text: The condition.
@@ -210,9 +210,10 @@ def parse_until(text: str, metrics: Collection[str] = tuple(METRICS)) -> Conditi
     if not match or match[1] not in metrics:
         raise wrong_value("--until", "figure<=limit", text, hint=hint)
     factors = {"%": 0.01} if match[1] in SHARES else {"us": 0.001, "ms": 1.0, "s": 1000.0}
-    if match[3] not in factors:
-        raise wrong_value("--until", f"a limit in {' or '.join(factors)}", text, hint=hint)
-    return Condition(match[1], float(match[2]) * factors[match[3]])
+    unit = match[3] or "ms"
+    if unit not in factors:
+        raise wrong_value("--until", f"a limit with its unit ({', '.join(factors)})", text, hint=hint)
+    return Condition(match[1], float(match[2]) * factors[unit])
 
 
 @dataclass(frozen=True, slots=True)

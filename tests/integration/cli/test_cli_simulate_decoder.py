@@ -127,7 +127,7 @@ def test_a_limit_is_found(cli: Chrion, scenario: str, tmp_path: Path) -> None:
     """The output has the limit of each policy, and the file every value that was tried."""
     path = tmp_path / "tried.csv"
     options = ("--set", "policies=['iteration']", "--replications", "2", "--workers", "1", "--export", str(path))
-    code, out, _ = cli("simulate", scenario, "--find", "replicas", "--until", "first_p99<=60", *options)
+    code, out, _ = cli("simulate", scenario, "--find", "replicas", "--until", "violations<=60", *options)
     assert code == 2
     code, out, _ = cli("simulate", scenario, "--find", "replicas", "--until", "first_p99<=60000ms", *options)
     assert code == 0
