@@ -63,7 +63,7 @@ _BUILT_IN: tuple[Policy, ...] = (
     SchedulePolicy("peft", "PEFT: as HEFT, with the best time that can follow on each lane.", peft, sampled_counts),
     SchedulePolicy(
         "exact",
-        "The optimum, up to 40 operators; needs OR-Tools.",
+        "The optimum on one accelerator lane, to 40 operators; needs OR-Tools.",
         exact,
         usable_counts,
         require=or_tools,
