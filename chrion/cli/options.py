@@ -85,7 +85,7 @@ CoresOption = Annotated[
         "--cores",
         metavar="K",
         min=1,
-        help="Maximum number of CPU cores, at most those of the process.",
+        help="Maximum number of CPU cores; of this machine, at most those of the process.",
         show_default="all physical cores",
     ),
 ]

@@ -206,7 +206,8 @@ class Plan:
             difference = f"the plan is for {format_shapes(self.shapes)}, not {format_shapes(graph.shapes)}"
             hint = f"give the plan's shapes, {_shape_options(self.shapes)}, or "
         elif len(self.operators) != len(graph.dag):
-            difference = f"the plan has {len(self.operators)} operators, the model {len(graph.dag)} after optimisation"
+            counts = f"the plan has {len(self.operators)} operators, the model {len(graph.dag)}"
+            difference = f"{counts} after optimisation and the plan's rewrites"
         else:
             pairs = zip(self.operators, graph.dag.names, strict=True)
             other = next(((p, m) for p, m in pairs if p != m), None)

@@ -264,7 +264,8 @@ class CutEngine(Engine):
         """Describe the plan in a few lines: its lanes, its segments, its predicted cost, and why it was selected."""
         plan, lanes = self.plan, [lane for lane in self.program.occupied if not is_copy_lane(lane)]
         segments = format_count(len(plan.segments), "segment")
-        counts = f"{self.session_count} sessions, {self.program.waits} waits, {self.program.copies} copies"
+        counts = f"{format_count(self.session_count, 'session')}, {format_count(self.program.waits, 'wait')}, "
+        counts += f"{self.program.copies} {'copy' if self.program.copies == 1 else 'copies'}"
         if native := _native_operators(plan):
             counts = f"{format_count(len(native), 'native operator')}, {counts}"
         lane_kind = "native lanes" if self._native else f"lane threads ({self._obstacle})"
