@@ -145,6 +145,12 @@ def format_ms_like(ms: float, other_ms: float) -> str:
     return f"{ms * {'us': 1e3, 'ms': 1.0, 's': 1e-3}[unit]:.{decimals}f} {unit}"
 
 
+def format_beyond_ms(ms: float, limit_ms: float) -> str:
+    """Format a duration above a limit: as what it has beyond it if both read alike, ``11.2 us longer``."""
+    text = format_ms(ms)
+    return text if text != format_ms(limit_ms) else f"{format_ms(ms - limit_ms)} longer"
+
+
 def format_range_ms(low_ms: float, high_ms: float) -> str:
     """Format two durations in the unit of the longer one: ``0.98 to 1.02 ms``."""
     return f"{format_ms_like(low_ms, high_ms).split()[0]} to {format_ms(high_ms)}"

@@ -13,7 +13,15 @@ from typing import Any
 
 from chrion.common.files import parse_json, read_fields, read_json, write_atomically
 from chrion.common.lane_numbers import is_accelerator_lane
-from chrion.common.units import format_count, format_mb, format_ms, format_shape, format_shapes, format_share
+from chrion.common.units import (
+    format_beyond_ms,
+    format_count,
+    format_mb,
+    format_ms,
+    format_shape,
+    format_shapes,
+    format_share,
+)
 from chrion.errors import ModelError, PlanError
 from chrion.graph.model import Graph
 from chrion.profiler.machine import Machine, machine_to_json
@@ -144,7 +152,7 @@ class Plan:
         lines = []
         if self.slo_ms is not None and not self.meets_slo:
             within = "" if self.budget_mb is None else f" within the GPU budget of {format_mb(self.budget_mb)}"
-            fastest = format_ms(self.predicted.latency_ms)
+            fastest = format_beyond_ms(self.predicted.latency_ms, self.slo_ms)
             lines.append(f"no plan meets the SLO of {format_ms(self.slo_ms)}{within}: the fastest takes {fastest}")
         if self.budget_mb is not None and not self.meets_budget:
             smallest = f"the smallest holds {format_mb(self.predicted.resident_mb)}"

@@ -127,6 +127,10 @@ def test_the_number_of_rounds_has_its_noun() -> None:
 def test_a_missed_slo_is_reported() -> None:
     """The message has the latency of the fastest candidate; there is none if one meets the SLO or none was timed."""
     assert missed_slo(results_of([3.0, 2.0]), 1.5) == "no candidate meets the SLO of 1.50 ms: the fastest takes 2.00 ms"
+    assert (
+        missed_slo(results_of([2.001]), 2.0)
+        == "no candidate meets the SLO of 2.00 ms: the fastest takes 1.00 us longer"
+    )
     assert missed_slo(results_of([3.0, 2.0]), 2.0) == ""
     assert missed_slo(results_of([3.0]), None) == ""
     assert missed_slo(results_of([math.inf]), 1.0) == ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from chrion.common.units import format_count, format_ms
+from chrion.common.units import format_beyond_ms, format_count, format_ms
 from chrion.runtime.selection.decisions import TimedCandidate
 from chrion.runtime.selection.guard import Comparison
 
@@ -55,7 +55,8 @@ def missed_slo(results: Sequence[TimedCandidate], slo_ms: float | None) -> str:
     fastest_ms = min((result.latency_ms for result in results), default=math.inf)
     if slo_ms is None or not slo_ms < fastest_ms < math.inf:
         return ""
-    return f"no candidate meets the SLO of {format_ms(slo_ms)}: the fastest takes {format_ms(fastest_ms)}"
+    fastest = format_beyond_ms(fastest_ms, slo_ms)
+    return f"no candidate meets the SLO of {format_ms(slo_ms)}: the fastest takes {fastest}"
 
 
 def _relation(comparison: Comparison, timed: Sequence[TimedCandidate], slo_ms: float | None, threads: int) -> str:
