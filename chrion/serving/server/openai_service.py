@@ -28,7 +28,7 @@ _DEFAULT_TOKENS = 16  # of the completions of the API
 _FIELD = re.compile(r"([a-z_]+(?:\[\d+\]|\.[a-z_]+)*): ")
 #: Follows the limit of a request if it is not that of the model.
 _MEMORY = " on this server, whose memory for keys and values (kv_memory) has slots for no more"
-_TYPES = {Status.OVERLOADED: "rate_limit_error"}
+_TYPES = {Status.OVERLOADED: "rate_limit_error", Status.UNSUPPORTED: "invalid_request_error"}
 _CODES = {Status.OVERLOADED: "rate_limit_exceeded", Status.UNAUTHENTICATED: "invalid_api_key"}
 
 

@@ -205,8 +205,9 @@ def test_a_decoder_without_a_tokenizer_is_served_by_tokens(
             assert (status, document["error"]) == (400, reason)
         assert server.get("/v1/models")[1]["data"] == []
         status, document, _ = server.get("/v1/completions", {"model": "mute", "prompt": [2, 3, 4]})
-        assert (status, document["error"]["param"]) == (501, "model")
-        assert "/v2/models/mute/generate takes input_ids and returns output_ids" in document["error"]["message"]
+        error = document["error"]
+        assert (status, error["type"], error["param"]) == (501, "invalid_request_error", "model")
+        assert "/v2/models/mute/generate takes input_ids and returns output_ids" in error["message"]
 
 
 def test_generate_stream(decoders: LocalServer, known: dict[str, Any]) -> None:
