@@ -59,11 +59,25 @@ def test_all_keys_of_the_settings(tmp_path: Path) -> None:
     assert served(tmp_path, "plain").managed.slo_ms == inf
 
 
+def test_plain_numbers_of_the_settings_are_in_ms_and_mb(tmp_path: Path) -> None:
+    """As in options of the command line."""
+    toml = "slo = 60\ntimeout = 0.5\nmax_run = '7'\n[batching]\nmax_delay = 0\n[generation]\nkv_memory = 64\n"
+    (tmp_path / "model.toml").write_text(toml, encoding="utf-8")
+    found = read_settings(tmp_path / "model.toml")
+    assert (found.slo_ms, found.timeout_ms, found.max_run_ms) == (60.0, 0.5, 7.0)
+    assert found.batching
+    assert found.generation
+    assert (found.batching.max_delay_ms, found.generation.kv_memory) == (0.0, 64)
+
+
 @pytest.mark.parametrize(
     ("toml", "about"),
     [
         ("slow = 1", "unknown key 'slow'"),
         ("slo = 'fast'", "slo"),
+        ("slo = 0", "slo: expected a duration above zero"),
+        ("timeout = true", "timeout: expected a number or text"),
+        ("blocks = 0", "blocks: expected a duration above zero"),
         ("alpha = -1", "at least 0"),
         ("cores = 0", "at least 1"),
         ("versions = 'some'", "expected one of all, latest"),

@@ -17,6 +17,8 @@ from chrion.graph.blocks import parse_block_ms
 from chrion.profiler.precision import Precision
 from chrion.serving.manager.records import MAX_DELAY_MS, MAX_QUEUE
 
+#: A duration or a size with its unit, or a plain number in ms or MB.
+Quantity = str | float
 #: Faults of a file that its message has.
 _NAMED = 5
 
@@ -27,7 +29,7 @@ class BatchingSettings(Record, frozen=True):
     #: Maximum rows of a batch.
     max_size: Annotated[int, Meta(ge=2, le=65536)] = 8
     #: Time for which a request waits for others; zero not to wait.
-    max_delay: str = f"{MAX_DELAY_MS:g}ms"
+    max_delay: Quantity = f"{MAX_DELAY_MS:g}ms"
 
     @property
     def max_delay_ms(self) -> float:
@@ -41,7 +43,7 @@ class GenerationSettings(Record, frozen=True):
     #: Maximum requests of an iteration.
     max_batch: Annotated[int, Meta(ge=1, le=65536)] = 8
     #: Host memory for keys and values.
-    kv_memory: str = "256MB"
+    kv_memory: Quantity = "256MB"
     #: Maximum tokens of a prompt that one iteration processes; 0 for all.
     chunk: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
@@ -67,11 +69,11 @@ class VariantSettings(Record, frozen=True):
 class ModelSettings(Record, frozen=True):
     """The top level of ``model.toml``."""
 
-    slo: str = ""
+    slo: Quantity = ""
     #: Time within which a request must start, unless it has a timeout of its own.
-    timeout: str = ""
+    timeout: Quantity = ""
     #: Time that a run may take; the server's if empty.
-    max_run: str = ""
+    max_run: Quantity = ""
     #: Precision that plans of the model may have: with ``bf16``, outputs may be less exact than onnxruntime's.
     precision: Precision = "float32"
     #: Price of accelerator memory, in ms per MB: variants before the one with the least L + alpha * M are not used.
@@ -81,7 +83,7 @@ class ModelSettings(Record, frozen=True):
     pinned: bool = False
     cores: Annotated[int, Meta(ge=1, le=1024)] = 1
     #: Limit of a block's time; the model is served in blocks, between which others have their turn. Empty for whole.
-    blocks: str = ""
+    blocks: Quantity = ""
     max_queue: Annotated[int, Meta(ge=1, le=1_000_000)] = MAX_QUEUE
     versions: Literal["all", "latest"] | tuple[Annotated[int, Meta(ge=1)], ...] = "all"
     batching: BatchingSettings | None = None
@@ -91,22 +93,22 @@ class ModelSettings(Record, frozen=True):
     @property
     def slo_ms(self) -> float:
         """Latency objective; infinite for none."""
-        return parse_duration_ms(self.slo, "slo") if self.slo else math.inf
+        return parse_duration_ms(self.slo, "slo") if self.slo != "" else math.inf
 
     @property
     def timeout_ms(self) -> float:
         """Time within which a request must start; infinite for none."""
-        return parse_duration_ms(self.timeout, "timeout") if self.timeout else math.inf
+        return parse_duration_ms(self.timeout, "timeout") if self.timeout != "" else math.inf
 
     @property
     def block_ms(self) -> float | None:
         """Limit of a block's time; None if the model is served whole."""
-        return parse_block_ms(self.blocks, "blocks") if self.blocks else None
+        return parse_block_ms(self.blocks, "blocks") if self.blocks != "" else None
 
     @property
     def max_run_ms(self) -> float | None:
         """Time that a run may take; None for the server's."""
-        return parse_duration_ms(self.max_run, "max_run") if self.max_run else None
+        return parse_duration_ms(self.max_run, "max_run") if self.max_run != "" else None
 
 
 def read_settings(path: Path) -> ModelSettings:
