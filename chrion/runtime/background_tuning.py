@@ -23,7 +23,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chrion.common.imports import import_late
-from chrion.common.units import format_ms
 from chrion.machine.allocator import trim
 from chrion.machine.cgroups import cpu_quota
 from chrion.machine.cores import affinity
@@ -33,7 +32,7 @@ from chrion.runtime.execution.engine import Engine, Footprint
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.requests import known_shape
-from chrion.runtime.selection.comparison_summary import PLAIN, candidate_name
+from chrion.runtime.selection.comparison_summary import PLAIN, describe_timings
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decision_source import DecisionSource, Load
 from chrion.runtime.selection.decisions import Decision, TimedCandidate, retry_s
@@ -380,13 +379,11 @@ class BackgroundTuner:
         )
         winner, plan = (_CANDIDATE, engine.plan) if trial.plan_wins else (PLAIN, None)
         relation = "faster" if plan else f"no plan took at most {trial.share:.0%} of the plain session's time"
-        plain = candidate_name(PLAIN, self._config.threads)
-        figures = f"{plain} {format_ms(trial.plain_ms)}; {_CANDIDATE} {format_ms(trial.plan_ms)}; {trial.pairs} rounds"
         made = replace(
             decision,
             winner=winner,
             plan=plan,
-            why=f"{relation} on live requests ({figures})",
+            why=f"{relation} on live requests ({describe_timings(timings, self._config.threads)})",
             uncertain=False,
             timings=timings,
             footprint=decision.footprint if plan else None,

@@ -234,7 +234,7 @@ def test_live_requests_decide_where_timings_are_uncertain(
         compared_s, end_s = time.time(), time.monotonic() + 60
         while COMPARING in session.explain() and time.monotonic() < end_s:
             assert_equal(call(session, how), EXPECTED)
-        text, served_s = f"on live requests ({PLAIN_SESSION} 30.0 ms; plan 1", time.monotonic() + 30
+        text, served_s = f"on live requests ({PLAIN_SESSION}: 30.0 ms; plan 1", time.monotonic() + 30
         while text not in session.explain() and time.monotonic() < served_s:
             time.sleep(0.01)
         assert text in session.explain()
@@ -369,7 +369,7 @@ def test_live_requests_decide_for_each_of_several_shapes(plans: Plans, monkeypat
     model = free_branches()
     two, three = np.ones((2, 4), np.float32), np.ones((3, 4), np.float32)
     expected = {len(x): run_plain(model, {"x": x}) for x in (two, three)}
-    text = f"on live requests ({PLAIN_SESSION} 30.0 ms; plan 1"
+    text = f"on live requests ({PLAIN_SESSION}: 30.0 ms; plan 1"
 
     def decide(x: np.ndarray[Any, Any]) -> None:
         """Serve requests of one shape, and a few of another, until the plan is selected for the first."""

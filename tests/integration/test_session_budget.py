@@ -104,7 +104,7 @@ def test_a_decision_has_the_results_of_its_comparison(monkeypatch: pytest.Monkey
     assert (decision.winner, decision.plan, decision.uncertain) == ("plan 1", plan, True)
     assert decision.missed == "no candidate meets the SLO of 125 us: the fastest takes 250 us"
     plain = f"plain, {format_count(len(physical_cores()), 'thread')}"
-    assert decision.why.startswith(f"fastest when timed ({plain} 500 us; plan 1 250 us; 3 rounds)")
+    assert decision.why.startswith(f"fastest when timed ({plain}: 500 us; plan 1: 250 us; 3 rounds)")
     assert decision.timings == (
         TimedCandidate("plain", plain=True, latency_ms=0.5, rounds=3),
         TimedCandidate("plan 1", plain=False, latency_ms=0.25, rounds=3),

@@ -53,7 +53,7 @@ def test_a_session_is_tuned_by_the_process() -> None:
     """The explanation has the reason that the process has found."""
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(120)
-        assert re.search(r"plain, \d+ threads? [0-9.]+ .* rounds", session.explain())
+        assert re.search(r"plain, \d+ threads?: [0-9.]+ .* rounds", session.explain())
 
 
 def test_the_process_decides(tmp_path: Path) -> None:
@@ -150,6 +150,6 @@ def test_the_process_takes_little_more_memory_than_a_plain_session(tmp_path: Pat
         status = Path(f"/proc/{child().pid}/status").read_text(encoding="ascii")
     finally:
         process.kill()
-    assert re.search(r"plan 1 [0-9.]+ ms", answer["decision"]["why"])
+    assert re.search(r"plan 1: [0-9.]+ ms", answer["decision"]["why"])
     peak_mb = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1e3
     assert peak_mb < float(plain.stdout) + 200

@@ -62,7 +62,7 @@ def test_the_description_agrees_with_the_results(
         assert slo_ms is not None
         assert winner.latency_ms <= slo_ms
     for result in results:
-        shown = f"{SHOWN[result.name]} {format_ms(result.latency_ms)}"
+        shown = f"{SHOWN[result.name]}: {format_ms(result.latency_ms)}"
         assert (shown in text) is (result.latency_ms < math.inf)
     assert ("other processes" in text) is interference
     assert (NOT_PARALLEL in text) is not planned
@@ -96,7 +96,7 @@ def test_the_description_of_a_real_comparison_names_its_winner_as_fastest_or_say
     ]
     comparison = compare(candidates, slo_ms, FakeInterferenceMonitor(range(99) if busy else ()), clock)
     text = describe(comparison, slo_ms, planned=True, threads=2)
-    found = re.findall(r"(plain, 2 threads|plain, 1 thread|plan \d) ([\d.]+) (ms|us)", text)
+    found = re.findall(r"(plain, 2 threads|plain, 1 thread|plan \d): ([\d.]+) (ms|us)", text)
     shown = {name: float(figure) / (1000 if unit == "us" else 1) for name, figure, unit in found}
     if "fastest when timed" in text:
         assert shown[SHOWN[comparison.winner]] == min(shown.values())
@@ -110,8 +110,8 @@ def test_figures_that_did_not_decide_are_named() -> None:
     lead = "by 20 % in 5 rounds more than not"
     comparison = Comparison("plan 1", results_of([2.0, 3.0, 3.0]), lead=lead, by_pairs=True)
     assert describe(comparison, None, planned=True, threads=2) == (
-        f"plan 1, which led every plain session {lead} (lower quartiles, beside other processes: "
-        "plain, 2 threads 2.00 ms; plain, 1 thread 3.00 ms; plan 1 3.00 ms; 3 rounds)"
+        f"plan 1, which led every plain session {lead} (lower quartiles, beside other processes; "
+        "plain, 2 threads: 2.00 ms; plain, 1 thread: 3.00 ms; plan 1: 3.00 ms; 3 rounds)"
     )
 
 
@@ -120,7 +120,7 @@ def test_the_number_of_rounds_has_its_noun() -> None:
     for rounds, noun in ((1, "1 round"), (2, "2 rounds")):
         result = TimedCandidate("plain", plain=True, latency_ms=1.0, rounds=rounds)
         assert describe(Comparison("plain", (result,)), None, planned=True, threads=1).endswith(
-            f"(plain, 1 thread 1.00 ms; {noun})"
+            f"(plain, 1 thread: 1.00 ms; {noun})"
         )
 
 

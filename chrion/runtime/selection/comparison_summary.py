@@ -29,8 +29,8 @@ def describe(comparison: Comparison, slo_ms: float | None, *, planned: bool, thr
     timed = [result for result in comparison.results if result.latency_ms < math.inf]
     if timed:
         among = "" if planned else "of the plain sessions, "
-        quartiles = "lower quartiles, beside other processes: " if comparison.by_pairs else ""
-        figures = f"{quartiles}{_figures(timed, threads)}"
+        quartiles = "lower quartiles, beside other processes; " if comparison.by_pairs else ""
+        figures = f"{quartiles}{describe_timings(timed, threads)}"
         parts.append(f"{among}{_relation(comparison, timed, slo_ms, threads)} ({figures})")
     elif planned:
         failure = next((result.failure for result in comparison.results if result.failure), "there was no candidate")
@@ -77,7 +77,13 @@ def _relation(comparison: Comparison, timed: Sequence[TimedCandidate], slo_ms: f
     return f"{winner}, since no faster candidate {led}" if own.plain else f"{winner}, which {led}; no faster one did"
 
 
-def _figures(timed: Sequence[TimedCandidate], threads: int) -> str:
+def describe_timings(timed: Sequence[TimedCandidate], threads: int) -> str:
+    """Return the figures of candidates as ``plain, 2 threads: 2.00 ms; plan 1: 730 us; 5 rounds``.
+
+    Args:
+        timed: The candidates.
+        threads: Number of threads of the caller's plain session.
+    """
     rounds = max(result.rounds for result in timed)
-    figures = "; ".join(f"{candidate_name(result.name, threads)} {format_ms(result.latency_ms)}" for result in timed)
+    figures = "; ".join(f"{candidate_name(result.name, threads)}: {format_ms(result.latency_ms)}" for result in timed)
     return f"{figures}; {rounds} {'round' if rounds == 1 else 'rounds'}"
