@@ -42,6 +42,7 @@ def bench(
     monitor = MemoryMonitor()
     plan = options.load_plan()
     graph, arrays = model.load_with_feed(plan)
+    model.run_plain(arrays)
     arguments = options.session_arguments(graph, plan)
     with open_session(graph, arguments, model) as session:
         chosen, explanation, providers = session.plan, session.explain(), session.get_providers()

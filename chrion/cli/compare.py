@@ -65,9 +65,12 @@ def compare(
     graph, arrays = model.load_with_feed()
     targets = outputs.check_outputs({}, pictures={"--plot": plot}, force=force)
     measured = costs.find_profile(graph, chosen)
+    runs = is_this_machine(measured.machine)
+    if runs:
+        model.run_plain(arrays)
     with step(f"planning {graph.name} with {len(chosen)} policies") as update:
         comparison = plan_policies(graph, measured, options, update)
-    if is_this_machine(measured.machine):
+    if runs:
         with step(f"timing {len(chosen)} policies in {format_count(rounds, 'round')}", animated=False) as update:
             comparison = time_plans(comparison, arrays, rounds=rounds, progress=update)
     else:

@@ -44,7 +44,7 @@ from chrion.profiler.hardware_profile import estimate_profile, require_processor
 from chrion.profiler.precision import check_max_error, check_precision
 from chrion.profiler.profiles import stored_profiles
 from chrion.profiler.synthetic_inputs import synthetic_inputs
-from chrion.report.benchmark.feeds import read_arrays, read_feed
+from chrion.report.benchmark.feeds import read_arrays, read_feed, run_plain
 from chrion.report.benchmark.latency import Feed
 from chrion.scheduler import DEFAULT_POLICY, Plan, SolutionPolicy, policy_names
 from chrion.scheduler.plan_options import PlanOptions
@@ -162,6 +162,16 @@ class InputOptions(ModelOptions):
             shapes = {info.name: arrays[info.name].shape for info in graph.inputs if info.name in arrays}
             graph = load(self.path, {**shapes, **self._shapes()})
         return graph, read_feed(self.feed, graph)
+
+    def run_plain(self, arrays: Feed) -> list[Any]:
+        """Return the outputs of plain onnxruntime, which tells early whether the model runs on its inputs.
+
+        Raises:
+            ModelError: It does not.
+        """
+        if self.feed is not None:
+            return run_plain(self.path, arrays, str(self.feed))
+        return run_plain(self.path, arrays, hint="give inputs that it takes: --input X.npz")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from chrion.graph import Graph
 from chrion.machine.cores import physical_cores
 from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.synthetic_inputs import synthetic_inputs
+from chrion.report.benchmark.feeds import run_plain
 from chrion.report.lane_chart import LaneChart, chart_summary, chrome_trace, measured_chart, predicted_chart
 from chrion.report.tables import TOO_BUSY, estimated_lines, memory_line, plan_table, verdict
 from chrion.report.timeline_html import timeline_html
@@ -47,7 +48,8 @@ def report(
     graph = load_planned(model, loaded) if model else None
     targets = outputs.check_outputs({"--html": html, "--trace": trace}, pictures={"--png": png}, force=force)
     charts, lines = [predicted_chart(loaded)], []
-    if measured and graph:
+    if measured and graph and model:
+        run_plain(model, synthetic_inputs(graph))
         monitor = UsageMonitor(physical_cores())
         chart, held_mb = _run_and_trace(loaded, graph)
         charts.append(chart)

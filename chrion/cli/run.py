@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import onnxruntime as ort
 import typer
 
 from chrion.cli.console import note, show, show_json, step
@@ -40,8 +39,8 @@ def run(
     """
     plan = options.load_plan()
     graph, arrays = model.load_with_feed(plan)
+    expected = model.run_plain(arrays)
     arguments = options.session_arguments(graph, plan)
-    expected = ort.InferenceSession(str(model.path), providers=["CPUExecutionProvider"]).run(None, arrays)
     with open_session(graph, arguments, model) as session:
         outputs, measured_ms = _run_repeatedly(session, arrays, repeat)
         explanation, chosen = session.explain(), session.plan

@@ -32,6 +32,7 @@ from chrion.common.timing import time_calls_until
 from chrion.devices import CPU_PROVIDER, Device
 from chrion.devices.intra_op import set_threads
 from chrion.devices.single_provider import open_on_one_provider
+from chrion.errors import ModelError
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.native_operators import has_native_operators, with_native_operators
@@ -177,6 +178,8 @@ class _OperatorSession:
         #: The cores of its threads; the first one is its caller's. Without cores, there is one thread.
         self._cores = cores
         self._device = device
+        if any(values[name].type == "tensor(string)" for name in sub.inputs):
+            raise ModelError("its inputs are texts")  # onnxruntime binds numbers only
         self._session = self._open(ort.SessionOptions())
         self._inputs = {
             name: device.to_device(values[name], feeds.get(name, synthetic_array(values[name]))) for name in sub.inputs

@@ -1,19 +1,46 @@
-"""Input arrays read from ``.npz`` files."""
+"""Input arrays: read from ``.npz`` files, and run by plain onnxruntime."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
-from chrion.errors import OptionError
+from chrion.devices.providers import CPU_PROVIDER
+from chrion.errors import ModelError, OptionError
 from chrion.graph.model import Graph
+from chrion.graph.ort_sessions import first_line
 from chrion.runtime.requests import check_feed
 
 _HINT = "write one with numpy.savez('inputs.npz', NAME=array)"
+
+
+def run_plain(
+    path: Path, feed: Mapping[str, np.ndarray[Any, Any]], source: str = "synthetic inputs", hint: str = ""
+) -> list[Any]:
+    """Return the outputs of a plain session on the CPU.
+
+    Args:
+        path: The model.
+        feed: Arrays by input name.
+        source: Where they are from, for the error message.
+        hint: What to do if the model does not run on them.
+
+    Raises:
+        ModelError: It does not.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
+    try:
+        return session.run(None, feed)  # type: ignore[no-any-return]
+    except (Fail, InvalidArgument, RuntimeException) as error:
+        raise ModelError(f"{path}: does not run on {source}: {first_line(error)}", hint=hint) from error
 
 
 def read_feed(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
@@ -58,7 +85,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     except OSError as error:
         raise OptionError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise OptionError(f"{path}: cannot be read: {error}", hint="arrays of Python objects are refused") from error
+        hint = "arrays of Python objects are refused; write texts as array.astype(str)"
+        raise OptionError(f"{path}: cannot be read: {error}", hint=hint) from error
     except (EOFError, KeyError, TypeError, BadZipFile) as error:
         raise OptionError(f"{path}: damaged .npz file: {error}", hint=_HINT) from error
     raise OptionError(f"{path}: expected an .npz file with one array per input, found {other_format}", hint=_HINT)

@@ -76,6 +76,20 @@ def test_free_dimensions_are_those_of_the_inputs(cli: Chrion, tmp_path: Path) ->
     assert_each_refused(cli, [((command, "free.onnx"), "x[batch x 4]") for command in ("run", "bench", "partition")])
 
 
+@pytest.mark.parametrize("command", ["run", "bench", "compare"])
+def test_inputs_that_the_model_refuses_are_named(cli: Chrion, tmp_path: Path, command: str) -> None:
+    """Plain onnxruntime fails on them, too: one line has its reason, in place of a traceback."""
+    nodes = [node("Gather", ["x", "i"], ["y"], name="pick")]
+    ends = [value("x", FLOAT, [2]), value("i", onnx.TensorProto.INT64, [1])], [value("y", FLOAT, [1])]
+    onnx.save(make_model(nodes, *ends), tmp_path / "m.onnx")
+    np.savez("far.npz", x=np.ones(2, np.float32), i=np.array([9]))
+    assert_refused(cli(command, "m.onnx", "--input", "far.npz"), "m.onnx: does not run on far.npz: Gather node 'pick'")
+    nodes[:0] = [node("Sub", ["i", "nine"], ["j"])]
+    nodes[1].input[1] = "j"
+    onnx.save(make_model(nodes, *ends, {"nine": np.array(9)}), tmp_path / "m.onnx")
+    assert_refused(cli(command, "m.onnx"), "m.onnx: does not run on synthetic inputs: Gather node 'pick'")
+
+
 def test_a_plan_for_given_shapes_names_the_command_that_keeps_it(
     cli: Chrion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
