@@ -70,7 +70,8 @@ def search_lines(
     smallest, largest = "a may meet the condition, b clearly does", "a clearly meets the condition, b may"
     which = smallest if quantity.smallest else largest
     ranges = any(a and b and a.amount != b.amount for a, b in ((limit.possible, limit.certain) for limit in limits))
-    lines = [f"{f'a to b: {which}; ' if ranges else ''}[low to high]: 95 % confidence interval"]
+    legend = "[low to high]: 95 % confidence interval"
+    lines = [f"a to b: {which}; {legend}" if ranges else legend]
     cut = max((probe.warm_up_requests for limit in limits for probe in limit.curve), default=0)
     never = "loads are" if isinstance(scenario, Scenario) else "single times between tokens (gap_p99) are"
     if scenario.is_steady and not keep_warm_up:

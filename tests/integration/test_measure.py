@@ -84,6 +84,16 @@ def test_a_profile_without_any_operator_is_refused() -> None:
         profile(graph, 1)
 
 
+@pytest.mark.usefixtures("cache")
+def test_operators_on_texts_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """No operator runs alone whose inputs are texts: the log says so, others are measured."""
+    nodes = [node("Cast", ["text"], ["y"], name="parse", to=FLOAT), node("Tanh", ["x"], ["z"])]
+    inputs = [value("text", onnx.TensorProto.STRING, [4]), value("x", FLOAT, [4])]
+    graph = load(make_model(nodes, inputs, [value("y", FLOAT, [4]), value("z", FLOAT, [4])]))
+    assert [cost.op_type for cost in profile(graph, 1).operators.values()] == ["Tanh"]
+    assert "operator parse is not measured: its inputs are texts" in caplog.text
+
+
 def test_damaged_measurements_are_measured_again(stack: Graph, cache: Path) -> None:
     """A truncated file, other content, and another signature count as missing."""
     first = profile(stack, 1)

@@ -150,6 +150,7 @@ def test_find(cli: Chrion) -> None:
     assert len(Path("curve.csv").read_text().splitlines()) == 1 + curves
     out = cli(*words, "servers", "--until", "swapping<=1%", "--set", "cost_per_hour=2")[1]
     assert "memory-optimal: 1 server; 1: swapping 0.00% [0.00% to 0.00%], 2.00 an hour" in out
+    assert "a to b" not in out, "no limit is a range"
     code, out, _ = cli(*words, "memory", "--until", "violations<=0%")
     assert code == 0
     (reason,) = (line for line in out.splitlines() if line.startswith("gpu: no value"))
@@ -160,7 +161,9 @@ def test_find(cli: Chrion) -> None:
     out = cli(*words, "memory", "--until", "violations<=90%", "--replications", "3")[1]
     (reason,) = (line for line in out.splitlines() if line.startswith("gpu: below"))
     assert reason == "gpu: below 6.1 the models do not fit"
-    assert "requests/s; " in cli(*words, "rate", "--until", "p99<=100ms", "--keep-warm-up")[1]
+    out = cli(*words, "rate", "--until", "p99<=100ms", "--keep-warm-up")[1]
+    assert "requests/s; " in out
+    assert "a to b: a clearly meets the condition, b may; [low to high]" in out
 
 
 def test_cells_and_classes(cli: Chrion) -> None:
