@@ -41,11 +41,11 @@ from serving.surroundings import Neighbour
 from chrion import HybridSession, load
 from chrion.machine.cores import physical_cores
 from chrion.profiler import this_machine
+from chrion.profiler.interference import TOO_BUSY
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.background_tuning import NOT_TUNED, OPENING
 from chrion.runtime.diversion import CROWDED
 from chrion.runtime.live_selection import COMPARING
-from chrion.runtime.selection.selector import NOT_TIMED
 
 MODELS: Mapping[str, Case] = {
     "gru": recurrent_case("gru", "GRU 160, 8 layers", io=160, layers=8),
@@ -156,7 +156,7 @@ def is_decided(session: HybridSession) -> bool:
     return (
         session.plan is not None
         or CROWDED in text
-        or not any(reason in text for reason in (NOT_TUNED, OPENING, COMPARING, NOT_TIMED))
+        or not any(reason in text for reason in (NOT_TUNED, OPENING, COMPARING, TOO_BUSY))
     )
 
 

@@ -27,7 +27,7 @@ from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.report.lane_chart import chrome_trace
 from chrion.report.load_tables import block_chart, load_line, load_table
-from chrion.report.tables import TOO_BUSY, estimated_lines
+from chrion.report.tables import BUSY_VERDICT, estimated_lines
 from chrion.runtime.block_chain import why_whole
 from chrion.serving.multi.estimated_models import EstimatedModels
 from chrion.serving.multi.lane_models import LaneModels
@@ -158,7 +158,7 @@ def multi(
     measured = summarise(served, spans, arrivals, session.lanes)
     if trace:
         write_atomically(trace, chrome_trace([block_chart("measured", spans, session.cpu_lanes)]))
-    messages = [*([TOO_BUSY] if busy else []), *(target.message for target in targets)]
+    messages = [*([BUSY_VERDICT] if busy else []), *(target.message for target in targets)]
     shapes_used = {name: {key: list(array.shape) for key, array in feed.items()} for name, feed in feeds.items()}
     conditions = {"shapes": shapes_used, "interference": busy}
     _show(session, per_s, {"predicted": predicted, "measured": measured}, messages, conditions, as_json=as_json)

@@ -41,6 +41,7 @@ from chrion.hardware import hardware as find_hardware
 from chrion.machine.cores import check_cores
 from chrion.profiler import Profile, profile
 from chrion.profiler.hardware_profile import estimate_profile, require_processor
+from chrion.profiler.interference import OTHERS_USED_CORES
 from chrion.profiler.precision import check_max_error, check_precision
 from chrion.profiler.profiles import stored_profiles
 from chrion.profiler.synthetic_inputs import synthetic_inputs
@@ -264,7 +265,7 @@ class CostOptions:
                 precision=self.precision or "float32",
             )
         if measured.interference:
-            note("warning: other processes used the cores; costs may be unreliable and are not cached")
+            note(f"warning: {OTHERS_USED_CORES}; costs may be unreliable and are not cached")
         return measured
 
     def _stored_profile(self, path: Path) -> Profile:

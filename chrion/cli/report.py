@@ -20,7 +20,7 @@ from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report.benchmark.feeds import run_plain
 from chrion.report.lane_chart import LaneChart, chart_summary, chrome_trace, measured_chart, predicted_chart
-from chrion.report.tables import TOO_BUSY, estimated_lines, memory_line, plan_table, verdict
+from chrion.report.tables import BUSY_VERDICT, estimated_lines, memory_line, plan_table, verdict
 from chrion.report.timeline_html import timeline_html
 from chrion.report.timeline_picture import plot_timelines
 from chrion.runtime import HybridSession
@@ -53,7 +53,7 @@ def report(
         monitor = UsageMonitor(physical_cores())
         chart, held_mb = _run_and_trace(loaded, graph)
         charts.append(chart)
-        lines += [TOO_BUSY] if monitor.has_interference() else []
+        lines += [BUSY_VERDICT] if monitor.has_interference() else []
         lines += [memory_line(loaded.predicted, held_mb)] if loaded.accelerator else []
     show(
         plan_table(loaded),

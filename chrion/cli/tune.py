@@ -30,6 +30,7 @@ from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import ModelError, OptionError
 from chrion.graph import load
 from chrion.graph.opened_model import OpenedModel
+from chrion.profiler.interference import OTHERS_USED_CORES
 from chrion.profiler.precision import check_max_error, check_precision
 from chrion.report.figure_table import FigureTable, key, text
 from chrion.runtime.selection.comparison_summary import candidate_name
@@ -76,7 +77,7 @@ def tune(
     Sessions with the same options find the decisions in the cache. With --beside they are also written to a file that
     can be shipped with the model; sessions use it on machines of the same kind, with the same versions of Chrion and
     onnxruntime. Decisions are added to such a file; any other needs --force. Exit code 1: with --beside, a decision is
-    not in the file, since other processes used the cores. Exit code 3: no candidate meets the SLO.
+    not in the file, since others used the cores. Exit code 3: no candidate meets the SLO.
     """
     limits = PlanOptions(slo, alpha, cores=cores, gpu_budget=gpu_budget).limits
     check_max_error(max_error, used := check_precision(precision or "float32"))
@@ -192,7 +193,7 @@ def _write(config: SessionConfig, result: Sequence[ShippedDecision]) -> Path | N
     for shipped in result:
         if shipped.decision.uncertain:
             where = f"{model}{_format(shipped.shapes, before=', ')}"
-            note(f"warning: {where}: not written, since other processes used the cores; repeat it when they are idle")
+            note(f"warning: {where}: not written, since {OTHERS_USED_CORES}; repeat it when they do not")
     return write_beside(config.model, KnownDecisions(config).conditions, certain) if certain else None
 
 

@@ -25,6 +25,9 @@ _SIZE = (64, 256)
 _CALLS = 40
 #: The number of initial measurements, some 50 ms in all, of which one is likely to be at full speed.
 _FIRST_MEASUREMENTS = 12
+#: The cause and the consequence, as messages say them.
+OTHERS_USED_CORES = "other processes or virtual machines used the cores"
+TOO_BUSY = "the machine was too busy for a reliable comparison"
 #: A time above the fastest by more than this factor is interference: clocks vary by less, shared cores by more.
 TOLERANCE = 1.1
 #: Pause between two checks while waiting, so that the check itself uses a fraction of the cores.

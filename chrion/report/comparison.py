@@ -13,7 +13,7 @@ from chrion.report.benchmark.latency import Timing
 from chrion.report.categories import COLOURS, OTHER_COLOUR
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure
-from chrion.report.tables import TOO_BUSY, compare_latency, estimated_lines
+from chrion.report.tables import BUSY_VERDICT, compare_latency, estimated_lines
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.plan_options import DEFAULT_POLICY
 
@@ -62,7 +62,7 @@ def comparison_verdict(comparison: PolicyComparison) -> str:
     predicted = {e.policy: e.plan.predicted.latency_ms for e in comparison.results if e.plan and e.fits}
     best = comparison.best_plain
     if comparison.interference:
-        return TOO_BUSY
+        return BUSY_VERDICT
     if measured and best:
         ratio = compare_latency(min(measured.values()) / best.median_ms)
         session = f"the fastest plain session ({best.name}, {format_ms(best.median_ms)})"

@@ -9,6 +9,7 @@ from typing import Any
 from chrion.common.installation import install_hint
 from chrion.common.lane_numbers import is_accelerator_lane, lane_name
 from chrion.common.units import format_count, format_mb, format_ms, format_range_ms
+from chrion.profiler.interference import TOO_BUSY
 from chrion.profiler.machine import Machine
 from chrion.report.benchmark.latency import Timing
 from chrion.report.figure_table import Column, FigureTable, key, text
@@ -22,7 +23,7 @@ _VS_ACCELERATOR = "vs. accelerator"
 #: What the table compares with, unless the plain session was measured.
 _PAPERS_CPU_ONLY = "CPU only: predicted by the Chrion paper's algorithm, with one core for each operator"
 #: Verdict on timings with interference.
-TOO_BUSY = "the machine was too busy for a reliable comparison: repeat it when no other process uses the cores"
+BUSY_VERDICT = f"{TOO_BUSY}: repeat it when no other process or virtual machine uses the cores"
 
 
 def plan_table(plan: Plan) -> FigureTable:
@@ -158,7 +159,7 @@ def bench_verdict(timings: Sequence[Timing], hybrid: str, *, plain: bool = False
         interference: Whether other processes used the cores meanwhile.
     """
     if interference:
-        return TOO_BUSY
+        return BUSY_VERDICT
     if plain:
         return f"{hybrid} runs plain onnxruntime; a difference from a session of the same configuration is noise"
     best = best_baseline(timings, hybrid)

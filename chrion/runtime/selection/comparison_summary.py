@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from chrion.common.units import format_beyond_ms, format_count, format_ms
+from chrion.profiler.interference import OTHERS_USED_CORES, TOO_BUSY
 from chrion.runtime.selection.decisions import TimedCandidate
 from chrion.runtime.selection.guard import Comparison
 
@@ -35,7 +36,7 @@ def describe(comparison: Comparison, slo_ms: float | None, *, planned: bool, thr
     elif planned:
         failure = next((result.failure for result in comparison.results if result.failure), "there was no candidate")
         parts.append(f"no candidate could be timed on synthetic inputs ({failure})")
-    disturbed = ", while other processes used the cores" if comparison.interference else ""
+    disturbed = f", while {OTHERS_USED_CORES}" if comparison.interference else ""
     return "; ".join(parts) + disturbed
 
 
@@ -73,7 +74,7 @@ def _relation(comparison: Comparison, timed: Sequence[TimedCandidate], slo_ms: f
     if slo_ms is not None and own_ms <= slo_ms:
         return f"least accelerator memory within the SLO of {format_ms(slo_ms)} when timed"
     if comparison.interference:
-        return f"kept {winner}: the machine was too busy for a reliable comparison"
+        return f"kept {winner}: {TOO_BUSY}"
     return f"{winner}, since no faster candidate {led}" if own.plain else f"{winner}, which {led}; no faster one did"
 
 
@@ -86,4 +87,4 @@ def describe_timings(timed: Sequence[TimedCandidate], threads: int) -> str:
     """
     rounds = max(result.rounds for result in timed)
     figures = "; ".join(f"{candidate_name(result.name, threads)}: {format_ms(result.latency_ms)}" for result in timed)
-    return f"{figures}; {rounds} {'round' if rounds == 1 else 'rounds'}"
+    return f"{figures}; {format_count(rounds, 'round')}"

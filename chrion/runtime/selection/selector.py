@@ -19,6 +19,7 @@ from chrion.errors import ChrionError, InputError, ModelError, ProviderError
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
+from chrion.profiler.interference import TOO_BUSY
 from chrion.profiler.precision import relative_error
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
@@ -46,7 +47,6 @@ _KEPT_OPEN_BYTES, _KEPT_OPEN_MB, _KEPT_OPEN_WEIGHTS = 256e6, 50.0, 2.0
 SHARE_BESIDE_PLAIN = 0.8
 #: Longest time to wait for another process that tunes, in seconds (a choice, not measured).
 PATIENCE_S = 20.0
-NOT_TIMED = "the machine was too busy for a reliable comparison"
 
 
 class EngineSelector:
@@ -263,7 +263,7 @@ class EngineSelector:
         plans = {plan_name(at): plan for at, plan in enumerate(parallel, start=1)}
         candidate = next(iter(plans.values()), None) if self._can_compare_live() else None
         if live:
-            why = "; ".join(filter(None, [NOT_TIMED if candidate else NOT_PARALLEL, precision]))
+            why = "; ".join(filter(None, [TOO_BUSY if candidate else NOT_PARALLEL, precision]))
             return Decision(PLAIN, None, why, uncertain=True, candidate=candidate)
         comparison = compare(self._candidates(graph, plans, made[0]), self._config.slo_ms)
         winner, results, interference, *_ = comparison

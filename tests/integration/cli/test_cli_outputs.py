@@ -95,7 +95,7 @@ def test_a_profile_measured_beside_other_processes_is_reported(
 ) -> None:
     """The commands profile and partition warn of unreliable costs on stderr, until they are measured undisturbed."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
-    warning = "warning: other processes used the cores; costs may be unreliable and are not cached"
+    warning = "warning: other processes or virtual machines used the cores; costs may be unreliable and are not cached"
     for command in ("profile", "partition"):
         with monkeypatch.context() as patch:
             interfere_at(patch, range(99))
