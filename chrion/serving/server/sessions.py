@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.devices import CPU_PROVIDER
+from chrion.errors import PlanError
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
@@ -101,15 +102,18 @@ class Session:
             use_shared_arena(options)
         providers: list[Any] = [provider] if source.accelerated and provider else []
         providers.append(CPU_PROVIDER)
-        opened, plan = files.model(source), files.plan(source)
-        if plan:
-            shared = ort.SessionOptions()
+        opened = files.model(source)
+        if source.plan:
+            plan, shared = files.plan(source), ort.SessionOptions()
             if not source.accelerated:
                 use_shared_arena(shared)
-            with _restricted_to(cores):  # lanes are pinned to cores that the calling thread may use
-                self._hybrid = opened.use(
-                    lambda model: HybridSession(model, shared, providers, plan=plan, strict=True, tune="never")
-                )
+            try:
+                with _restricted_to(cores):  # lanes are pinned to cores that the calling thread may use
+                    self._hybrid = opened.use(
+                        lambda model: HybridSession(model, shared, providers, plan=plan, strict=True, tune="never")
+                    )
+            except PlanError as error:
+                raise PlanError(f"{source.plan.name}: {error.message}", hint=error.hint) from error
             self._session: Any = self._hybrid
         else:
             self._session = opened.use(lambda model: ort.InferenceSession(model, options, providers=providers))

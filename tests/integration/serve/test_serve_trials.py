@@ -19,9 +19,11 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
+from chrion.graph import load as load_graph
+from chrion.scheduler import fixed_plan
 from chrion.serving.server.grpc_codec import SERVICE, message
 from chrion.serving.server.logs import JsonFormatter
-from helpers import FLOAT, INT64, make_model, node, value
+from helpers import FLOAT, INT64, alternating_lanes, branches, make_model, node, value
 from local_server import LocalServer, local_server
 from model_repository import counting, product, put
 from seams.serving import limit_trials
@@ -86,6 +88,8 @@ def test_a_load_answers_after_the_model_has_run(tmp_path: Path, load: Callable[[
     put(tmp_path, "no-kernel", without_kernel())
     put(tmp_path, "raises", raising(3))
     put(tmp_path, "large", product(1300))
+    graph = load_graph(branches())
+    fixed_plan(graph, alternating_lanes(graph)).save(put(tmp_path, "other", product()).parent / "lanes.plan.json")
     with local_server(tmp_path, control="explicit", memory_mb=10.0) as server:
         assert load(server, "good") == ""
         assert is_ready(server, "good")
@@ -94,6 +98,7 @@ def test_a_load_answers_after_the_model_has_run(tmp_path: Path, load: Callable[[
             ("no-kernel", "NoSuchOperator"),
             ("raises", "Reshape"),
             ("large", "budget: it needs 11.4 MB of 10.0 MB"),
+            ("other", "lanes.plan.json: plan of "),
         ):
             found = load(server, name)
             assert (reason in found, "\n" in found) == (True, False), found
