@@ -48,9 +48,13 @@ def curve_table(quantity: Searched, condition: Condition, limits: Sequence[Limit
 
     def cells(probe: Probe) -> tuple[str, ...]:
         figure = probe.figure
-        ends = " to ".join(condition.interval_text(figure))
         about = f"{probe.offered_load:.0%}", f"{probe.replications}", probe.met
-        return condition.text(figure.mean), ends, *about, *([f"{probe.cost_per_hour:.2f}"] if priced else [])
+        return (
+            condition.text(figure.mean),
+            condition.interval_text(figure),
+            *about,
+            *([f"{probe.cost_per_hour:.2f}"] if priced else []),
+        )
 
     for limit in limits:
         for row, equal in groupby(_deciding(limit), cells):
@@ -95,7 +99,7 @@ def _bracket(quantity: Searched, condition: Condition, limit: Limit) -> str:
     ends = [probe for probe in (limit.possible, limit.certain) if probe]
     shown = limit.best or limit.possible
     figure, cost = shown.figure, shown.cost_per_hour
-    interval = f"{condition.text(figure.mean)} [{' to '.join(condition.interval_text(figure))}]"
+    interval = f"{condition.text(figure.mean)} [{condition.interval_text(figure)}]"
     priced = f", {cost:.2f} an hour" if cost else ""
     amounts = _with_unit(_amounts(sorted(ends, key=lambda probe: probe.amount)), quantity)
     return f"{amounts}; {amount_text(shown)}: {condition.metric} {interval}{priced}"

@@ -346,6 +346,23 @@ def test_the_rate_of_a_trace_is_its_scale(tmp_path: Path) -> None:
         find_limits(SERVERS, source(**{"workload.rate_per_s": "fast"}), "rate", condition)
 
 
+@pytest.mark.parametrize("metric", ["violations", "swapping"])
+def test_a_rate_without_requests_meets_no_condition(tmp_path: Path, metric: str) -> None:
+    """The first request of a trace waits for a load, however few are left: only runs without one have no violation."""
+    (tmp_path / "trace.csv").write_text("time_s,model\n" + "".join(f"{i}.0,{'ab'[i % 2]}\n" for i in range(60)))
+    variants = {"gpu": {"memory_mb": 1500.0, "latency_ms": 50.0}}
+    content = {
+        "patterns": ["gpu"],
+        "slo": {"latency_ms": 60.0},
+        "servers": [{"gpu_memory_gb": 2.0}],
+        "models": [{"name": name, "variants": variants} for name in "ab"],
+        "workload": {"kind": "csv", "path": str(tmp_path / "trace.csv")},
+    }
+    limit = search("rate", Condition(metric, 0.01), ScenarioSource("alternating", content, tmp_path))
+    assert limit.possible is None
+    assert math.isinf(limit.curve[0].figure.mean)
+
+
 @pytest.mark.parametrize("name", ["servers", "memory"])
 def test_a_search_that_cannot_succeed_ends_when_no_request_waits(name: str) -> None:
     """Execution alone takes longer than the limit: what is beyond the last value is the first one without waits."""
@@ -479,5 +496,5 @@ def test_every_request_is_exported(tmp_path: Path) -> None:
 
 def test_intervals_of_shares_end_at_all_requests() -> None:
     """Of few replications an interval is wider than 0 to 100 %; loads of a request have no such end."""
-    assert Condition("violations", 0.01).interval_text(Interval(0.7667, 2.9647)) == ("0.00%", "100.00%")
-    assert Condition("swapping", 0.01).interval_text(Interval(1.5, 0.5)) == ("100.00%", "200.00%")
+    assert Condition("violations", 0.01).interval_text(Interval(0.7667, 2.9647)) == "0.00% to 100.00%"
+    assert Condition("swapping", 0.01).interval_text(Interval(1.5, 0.5)) == "100.00% to 200.00%"

@@ -84,14 +84,18 @@ class Condition:
         lost = total.dropped + total.failed
         return self.metric in _LEFT_OUT and lost > _LEFT_OUT[self.metric] * total.arrivals
 
-    def interval_text(self, figure: Interval) -> tuple[str, str]:
-        """Return the ends of an interval, within what a figure can be, with their unit."""
+    def interval_text(self, figure: Interval) -> str:
+        """Return an interval, within what a figure can be, with its unit; a dash without one."""
+        if math.isinf(figure.mean):
+            return "-"
         high = min(1.0, figure.high) if self.metric == "violations" else figure.high
-        return self.text(max(0.0, figure.low)), self.text(high)
+        return f"{self.text(max(0.0, figure.low))} to {self.text(high)}"
 
     def text(self, figure: float) -> str:
-        """Return a figure with its unit."""
-        return f"{figure:.2%}" if self.metric in SHARES else f"{figure:.1f} ms"
+        """Return a figure with its unit. Shares are infinite in runs without requests only."""
+        if self.metric in SHARES:
+            return "no requests" if math.isinf(figure) else f"{figure:.2%}"
+        return "infinite" if math.isinf(figure) else f"{figure:.1f} ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,8 +464,11 @@ def _measure(source: ScenarioSource, condition: Condition, *, keep_warm_up: bool
     (result,) = simulate(source.build())
     total, settled = result.total, result.settled
     figure = condition.figure(result, keep_warm_up=keep_warm_up)
+    unknown = total.arrivals == 0 or math.isnan(
+        figure
+    )  # a run without requests does not show that they would be served
     return Replication(
-        figure=math.inf if math.isnan(figure) or condition.is_dropped(total) else figure,
+        figure=math.inf if unknown or condition.is_dropped(total) else figure,
         offered_load=result.usage.offered_load,
         growth_ms=settled.growth_ms if settled else math.nan,
         cost_per_hour=result.cost_per_hour,
