@@ -160,7 +160,7 @@ def _plan_for_the_papers_machine() -> None:
         within = [planner.plan(Limits(slo_ms)) for slo_ms in _SLOS_MS]
     show("   The fastest plan, whatever its memory")
     columns: list[Column | str] = [key("SLO"), "latency", MEMORY_NAMES["paper"], "operators on CPU"]
-    table = FigureTable("The plans of least memory within an SLO", columns)
+    table = FigureTable("The plans of least memory found within an SLO", columns)
     for slo_ms, plan in zip(_SLOS_MS, within, strict=True):
         figures = format_ms(plan.predicted.latency_ms), format_mb(plan.predicted.memory_mb)
         table.add_row(format_ms(slo_ms), *figures, str(plan.on_cpu))

@@ -304,11 +304,16 @@ class Planner:
 
     def _task(self, alpha: float | None, budget_mb: float | None) -> PlanningTask:
         """Return the task of a policy of solutions, of which the first plan has a price of memory."""
-        prices = (*self._alphas, *([alpha] if alpha else [])) if self._memory == "paper" and self._gpu else ()
-        budget = math.inf if budget_mb is None else budget_mb
-        meter, unmeasured = self._options.meter, self._profile.unmeasured
         return PlanningTask(
-            self._graph, self._costs_of, unmeasured, prices, meter, budget, self._fastest_only, self._slo_ms
+            self._graph,
+            self._costs_of,
+            self._profile.unmeasured,
+            alphas=(*self._alphas, *([alpha] if alpha else [])),
+            memory=self._memory,
+            meter=self._options.meter,
+            budget_mb=math.inf if budget_mb is None else budget_mb,
+            fastest_only=self._fastest_only,
+            slo_ms=self._slo_ms,
         )
 
     def _search_alpha(self, policy: SchedulePolicy, limits: Limits, alpha: float | None) -> VariantSolution:

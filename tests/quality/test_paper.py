@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from chrion import Graph, Profile, load, partition
 from chrion.common.files import bundled_folder
 from chrion.scheduler import evaluate
+from chrion.scheduler.limits import Limits
+from chrion.scheduler.planner import Planner
 from chrion.scheduler.policies.registry import POLICIES
 from chrion.zoo import build
 from policy_solutions import solve_policy
@@ -39,6 +43,12 @@ def paper() -> Profile:
 def baseline() -> Graph:
     """Return the paper's baseline: 12 layers, batch 8, width 64, 96 steps."""
     return load(build("lstm-baseline"))
+
+
+@pytest.fixture(scope="module")
+def planner(paper: Profile, baseline: Graph) -> Planner:
+    """Return the planner of the default policy for the baseline."""
+    return Planner(baseline, paper)
 
 
 def test_the_profile_holds_the_derived_constants(paper: Profile, baseline: Graph) -> None:
@@ -83,6 +93,18 @@ def test_the_latency_optimal_plan_gains_as_much_as_the_papers(paper: Profile, ba
     assert plan.accelerator_only is not None
     assert plan.predicted.latency_ms / plan.accelerator_only.latency_ms <= 52.0 / 59.3
     assert plan.predicted.memory_mb < plan.accelerator_only.memory_mb
+
+
+@pytest.mark.parametrize("slo_ms", [40.0, 70.0])
+def test_no_policy_of_the_paper_needs_much_less_memory_within_an_slo(
+    paper: Profile, baseline: Graph, planner: Planner, slo_ms: float
+) -> None:
+    """The default policy takes at most 2 % more than the paper's selections, whose alpha is found for the SLO."""
+    plans = [partition(baseline, paper, slo_ms, policy=policy) for policy in ("chrion-paper", "bfs", "dfs")]
+    least_mb = min((plan.predicted.memory_mb for plan in plans if plan.meets_slo), default=math.inf)
+    plan = planner.plan(Limits(slo_ms))
+    assert plan.meets_slo
+    assert plan.predicted.memory_mb <= 1.02 * least_mb
 
 
 def test_memory_falls_as_alpha_grows(paper: Profile, baseline: Graph) -> None:

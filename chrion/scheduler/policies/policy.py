@@ -19,6 +19,7 @@ from chrion.graph.model import Graph
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution, VariantSolution
 from chrion.scheduler.policies.stages import StageMeter
+from chrion.scheduler.priced_memory import Memory
 from chrion.scheduler.schedule import Schedule
 
 #: From a graph, its costs and alpha (ms per MB) to a schedule.
@@ -38,8 +39,10 @@ class PlanningTask:
     costs_of: Callable[[Dag], Costs]
     #: Returns what the profile lacks of the operators of the graph or of one of its variants, by signature.
     unmeasured: Callable[[Dag], frozenset[str]] = lambda _dag: frozenset()
-    #: Prices of the paper's memory that solutions will be selected for, in ms per MB.
+    #: Prices of memory that solutions will be selected for, if they are known, in ms per MB.
     alphas: Sequence[float] = ()
+    #: The memory that has these prices, and of which an SLO alone leaves the least.
+    memory: Memory = "resident"
     #: Measures stages; if missing, their latencies are predicted.
     meter: StageMeter | None = None
     #: Resident accelerator memory that must not be exceeded, for policies that fill the memory.
