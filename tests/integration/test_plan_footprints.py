@@ -164,12 +164,20 @@ def test_a_plan_of_unknown_memory_is_not_used(monkeypatch: pytest.MonkeyPatch, t
     """If the measurement fails, a plan of a model with free dimensions is not selected."""
     decide_by(monkeypatch, alternate)
     graph = load(free_branches(), {"x": (2, 4)})
-    for number, script in enumerate(("exit 1", "echo no numbers", "true", "echo [1]")):
+    failures = {
+        "exit 1": "exit code 1 of the process",
+        "echo 'a line\nMemoryError: full\n' >&2; exit 1": "MemoryError: full",
+        "kill -9 $$": "exit code -9 of the process",
+        "echo no numbers": "JSONDecodeError",
+        "true": "IndexError",
+        "echo [1]": "ValueError",
+    }
+    for number, (script, reason) in enumerate(failures.items()):
         use_interpreter(monkeypatch, tmp_path / "python", script)
         monkeypatch.setenv("CHRION_CACHE", str(tmp_path / str(number)))
         decision = EngineSelector(config_of(free_branches())).decide(graph)
         assert (decision.winner, decision.plan) == ("plain", None)
-        assert decision.why.startswith("memory of the plan is not known: ")
+        assert decision.why.startswith(f"memory of the plan is not known: {reason}")
 
 
 @needs_measurements

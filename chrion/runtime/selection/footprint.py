@@ -69,8 +69,16 @@ def measure_footprint(config: SessionConfig, graph: Graph, plan: Plan | None) ->
         )
         plain_mb, plan_mb = json.loads(done.stdout.splitlines()[-1])
         return Footprint(float(plain_mb), float(plan_mb))
-    except (OSError, TypeError, ValueError, IndexError, subprocess.SubprocessError) as error:
-        raise MeasurementError(f"memory of the plan is not known: {type(error).__name__}: {error}") from error
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").split("\n")
+        said = [line for line in lines if line.strip()] if error.returncode > 0 else []  # not if a signal ended it
+        raise _unknown(said[-1] if said else f"exit code {error.returncode} of the process") from error
+    except (OSError, TypeError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
+        raise _unknown(f"{type(error).__name__}: {error}") from error
+
+
+def _unknown(reason: str) -> MeasurementError:
+    return MeasurementError(f"memory of the plan is not known: {reason}")
 
 
 def main() -> None:
