@@ -77,7 +77,7 @@ def tune(
     Sessions with the same options find the decisions in the cache. With --beside they are also written to a file that
     can be shipped with the model; sessions use it on machines of the same kind, with the same versions of Chrion and
     onnxruntime. Decisions are added to such a file; any other needs --force. Exit code 1: with --beside, a decision is
-    not in the file, since others used the cores. Exit code 3: no candidate meets the SLO.
+    not in the file, since other processes or virtual machines used the cores. Exit code 3: no candidate meets the SLO.
     """
     limits = PlanOptions(slo, alpha, cores=cores, gpu_budget=gpu_budget).limits
     check_max_error(max_error, used := check_precision(precision or "float32"))

@@ -66,10 +66,12 @@ _REFINEMENT_WORK = 20_000
 _SMALL = 200
 #: Solutions that are collected before dominated ones are dropped: it limits memory, and does not change the result.
 _MOST_COLLECTED = 4
-#: Prices of Equation 4's memory at which the paper's selections join the solutions of graphs that are not large, times
-#: the price at which latency and memory have the same weight. The search lowers resident memory, so that without these
-#: selections a plan took 1.09 times the memory of Equation 4 (the paper's LSTM within 40 ms).
+#: Prices of Equation 4's memory at which the paper's selections join the solutions of graphs that are neither small,
+#: whose search has as many prices, nor large: times the price at which latency and memory have the same weight. The
+#: search lowers resident memory: without these selections a plan took 1.09 times the memory of Equation 4 (the paper's
+#: LSTM within 40 ms).
 _PAPER_PRICES = [2.0 ** (step / 4) for step in range(17)]
+#: The paper's selections, in the order of Algorithm 1 and depth first.
 _PAPER_POLICIES = (chrion_paper, depth_first)
 #: Points of the frontier that are kept for huge graphs: the fastest, the smallest, and some between them. A solution of
 #: 100 000 operators takes 15 MB.
@@ -320,8 +322,8 @@ def _paper_prices(task: PlanningTask, costs: Costs) -> list[float]:
     """Return the prices at which the paper's selections are made; none unless the memory of Equation 4 decides."""
     if task.memory != "paper" or task.fastest_only or costs.accelerator_ms is None or not costs.cores:
         return []
-    few = _SMALL < len(task.graph.dag) <= LARGE
-    return [*task.alphas, *(balanced_alpha(costs) * price for price in _PAPER_PRICES if few)]
+    prices = _PAPER_PRICES if _SMALL < len(task.graph.dag) <= LARGE else []
+    return [*task.alphas, *(balanced_alpha(costs) * price for price in prices)]
 
 
 def published_solutions(
