@@ -161,7 +161,7 @@ def _check_combination(find: str | None, until: str | None, ray: str | None, oth
         raise OptionError("--ray: only a sweep runs on a cluster", hint="add --sweep KEY=A,B,C")
     if (find is None) != (until is None):
         missing, given = ("--until", "--find") if find else ("--find", "--until")
-        example = "--find servers --until 'violations<=1%'"
+        example = f"--find {find or 'rate'} --until '{until or 'violations<=1%'}'"
         raise OptionError(f"{given}: {missing} is missing", hint=f"for example {example}")
     given_options = [option for option, value in {"--find": find, **others}.items() if value]
     if "--keep-warm-up" in given_options and not find:

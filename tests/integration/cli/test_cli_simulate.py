@@ -104,8 +104,11 @@ def test_bad_input_is_one_line(cli: Chrion) -> None:
         (("table7", "--sweep", "gpu_memory_gb"), "expected key=value,value"),
         (("table7", "--ray", "local"), "--ray: only a sweep runs on a cluster"),
         (("table7", "--plot", "no/such/folder.png"), "cannot be written"),
-        (("table7", "--find", "servers"), "--find: --until is missing"),
-        (("table7", "--until", "p99<=5ms"), "--until: --find is missing"),
+        (
+            ("table7", "--find", "servers"),
+            "--find: --until is missing (for example --find servers --until 'violations<=1%')",
+        ),
+        (("table7", "--until", "p99<=5ms"), "--until: --find is missing (for example --find rate --until 'p99<=5ms')"),
         (
             ("table7", "--find", "cores", "--until", "p99<=5ms"),
             "--find: expected one of servers, memory, models, rate, found 'cores'",
