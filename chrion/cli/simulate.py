@@ -227,6 +227,8 @@ def _replicate(kind: limits.Kind, source: ScenarioSource, number: int, *, worker
             show(simulation_tables.definitions(scenario))
         table = decoder_tables.decoder_replications_table if of_decoder else capacity_tables.intervals_table
         show(table(f"means of {number} replications", intervals))
+        if not any(entry.half_width > 0 for row in intervals.values() for entry in row.values()):
+            show("all replications are equal: seeds change nothing in this scenario")
         return
     schema = decoder_results.REPLICATIONS_SCHEMA if of_decoder else sweep.REPLICATIONS_SCHEMA
     points_json = number if of_decoder else [point.to_json() for point in simulated]

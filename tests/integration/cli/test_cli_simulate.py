@@ -66,6 +66,16 @@ def test_json_and_plot(cli: Chrion) -> None:
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_equal_replications_are_named(cli: Chrion) -> None:
+    """A trace without random execution times is simulated equally for all seeds, which a line says."""
+    Path("s.toml").write_text('patterns = ["gpu"]\n[workload]\nkind = "csv"\npath = "t.csv"\n')
+    Path("t.csv").write_text("time_s,model\n0,baseline\n1,batch-1\n2,baseline\n")
+    words = ("simulate", "s.toml", "--replications", "2", "--workers", "1")
+    line = "all replications are equal: seeds change nothing in this scenario"
+    assert line in cli(*words, "--set", "variants.gpu.jitter_cv=0")[1]
+    assert line not in cli(*words, "--set", "variants.gpu.jitter_cv=0.2")[1]
+
+
 def test_the_plot_names_the_cost_of_patterns(cli: Chrion) -> None:
     """If servers have a price, the legend has that of an hour."""
     words = ("simulate", "table7", "--set", "requests=500")
