@@ -199,12 +199,11 @@ def _find(
     if plot:
         simulation_plots.plot_search(quantity, condition, found, plot)
     if as_json:
-        head = {"schema": limits.FIND_SCHEMA, "scenario": source.name, "find": name, "unit": quantity.unit}
+        head = {**results.provenance(limits.FIND_SCHEMA, [scenario]), "find": name, "unit": quantity.unit}
         until_ = {"figure": condition.metric, "limit": condition.limit}
         show_json({**head, "until": until_, "limits": [results.plain(limit) for limit in found]})
         return
-    if not of_decoder:
-        show(simulation_tables.definitions(scenario), *simulation_tables.datasheet_lines(scenario))
+    show(*_definitions(scenario))
     if any(limit.curve for limit in found):
         show(capacity_tables.curve_table(quantity, condition, found))
     show(*capacity_tables.limit_lines(quantity, condition, found))
@@ -223,8 +222,7 @@ def _replicate(kind: limits.Kind, source: ScenarioSource, number: int, *, worker
             simulated = sweep.run_sweep(source, points, workers=workers, progress=progress)
             intervals = sweep.intervals([point.results for point in simulated])
     if not as_json:
-        if not of_decoder:
-            show(simulation_tables.definitions(scenario))
+        show(*_definitions(scenario))
         table = decoder_tables.decoder_replications_table if of_decoder else capacity_tables.intervals_table
         show(table(f"means of {number} replications", intervals))
         if not any(entry.half_width > 0 for row in intervals.values() for entry in row.values()):
@@ -232,22 +230,33 @@ def _replicate(kind: limits.Kind, source: ScenarioSource, number: int, *, worker
         return
     schema = decoder_results.REPLICATIONS_SCHEMA if of_decoder else sweep.REPLICATIONS_SCHEMA
     points_json = number if of_decoder else [point.to_json() for point in simulated]
-    show_json({**_intervals_json(schema, source, intervals), "replications": points_json})
+    show_json({**_intervals_json(schema, scenario, intervals), "replications": points_json})
 
 
-def _intervals_json(schema: str, source: ScenarioSource, intervals: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _definitions(scenario: Scenario | DecoderScenario) -> list[str]:
+    """Return lines that define the figures of servers, and say what is estimated."""
+    if isinstance(scenario, DecoderScenario):
+        return decoder_tables.datasheet_lines([scenario])
+    return [simulation_tables.definitions(scenario), *simulation_tables.datasheet_lines([scenario])]
+
+
+def _intervals_json(
+    schema: str, scenario: Scenario | DecoderScenario, intervals: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     rows = {name: {figure: results.plain(entry) for figure, entry in row.items()} for name, row in intervals.items()}
-    return {"schema": schema, "scenario": source.name, "confidence": CONFIDENCE, "intervals": rows}
+    return {**results.provenance(schema, [scenario]), "confidence": CONFIDENCE, "intervals": rows}
 
 
 def _sample(source: ScenarioSource, cells: int, number: int, *, workers: int, as_json: bool) -> None:
     with step(f"simulating {number} of {cells} cells of {source.name}") as update:
         progress = _counting(update, number)
         intervals = sampling.sample_cells(source, cells, number, workers=workers, progress=progress)
+    scenario = source.build()
     if as_json:
-        body = _intervals_json(sampling.CELLS_SCHEMA, source, intervals)
+        body = _intervals_json(sampling.CELLS_SCHEMA, scenario, intervals)
         show_json({**body, "cells": cells, "simulated": number})
     else:
+        show(*simulation_tables.datasheet_lines([scenario]))
         show(capacity_tables.intervals_table(f"{number} of {cells} cells", intervals), capacity_tables.CELLS_LINE)
 
 
@@ -294,11 +303,11 @@ def _sweep(
     if plot:
         simulation_plots.plot_sweep(simulated, plot)
     if as_json:
-        body = {"schema": results.SWEEP_SCHEMA, "scenario": source.name, "points": [p.to_json() for p in simulated]}
-        show_json(body)
+        body = results.provenance(results.SWEEP_SCHEMA, scenarios)
+        show_json({**body, "points": [point.to_json() for point in simulated]})
     else:
         show(definitions.pop() if len(definitions) == 1 else "violations: as each point of the sweep defines them")
-        show(*dict.fromkeys(line for built in scenarios for line in simulation_tables.datasheet_lines(built)))
+        show(*simulation_tables.datasheet_lines(scenarios))
         show(simulation_tables.sweep_table(simulated))
 
 
@@ -321,13 +330,15 @@ def _simulate_decoder(source: ScenarioSource, export: Path | None, *, as_json: b
 def _sweep_decoder(
     source: ScenarioSource, points: list[dict[str, Any]], plot: Path | None, *, workers: int, as_json: bool
 ) -> None:
+    scenarios = [build_decoder_scenario(source.changed(values)) for values in points]
     with step(f"simulating {format_count(len(points), 'variant')} of {source.name}") as update:
         simulated = decoder_results.sweep_decoder(source, points, _counting(update, len(points)), workers)
     if plot:
         decoder_tables.plot_decoder_sweep(simulated, plot)
     if as_json:
-        show_json(decoder_results.sweep_to_json(source.name, simulated))
+        show_json(decoder_results.sweep_to_json(scenarios, simulated))
     else:
+        show(*decoder_tables.datasheet_lines(scenarios))
         show(decoder_tables.decoder_sweep_table(simulated))
 
 

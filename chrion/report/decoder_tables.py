@@ -49,6 +49,12 @@ _MEANINGS = {
 _RATES = ("rate_per_s", "rate_scale")
 
 
+def datasheet_lines(scenarios: Iterable[DecoderScenario]) -> list[str]:
+    """Return a line that names the hardware whose figures are estimated, or none."""
+    parts = dict.fromkeys(part for scenario in scenarios for part in scenario.estimated_hardware)
+    return [f"{', '.join(parts)}: estimated from datasheets"] if parts else []
+
+
 def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> FigureTable:
     """Return a table with a row for each policy, whose title defines its columns."""
     number = summaries[0].served + summaries[0].refused
@@ -56,8 +62,7 @@ def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]
     title = f"{scenario.name}: {requests}, {slots} for keys and values"
     if refused := summaries[0].refused:  # the same with every policy
         title += f", {refused} refused because they need more"
-    if scenario.estimated_hardware:
-        title += f"; {', '.join(scenario.estimated_hardware)}: estimated from datasheets"
+    title += "".join(f"; {line}" for line in datasheet_lines([scenario]))
     if scenario.replicas.count > 1:
         title += f"; {scenario.replicas.count} replicas"
     columns = _columns(summaries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group
 
@@ -55,10 +55,10 @@ def definitions(scenario: Scenario) -> str:
     return f"{violations}\n{swapping}; late models: those with more than 1 % violations"
 
 
-def datasheet_lines(scenario: Scenario) -> list[str]:
-    """Return lines that say which figures of servers are estimated, and which ones the scenario gives instead."""
+def datasheet_lines(scenarios: Iterable[Scenario]) -> list[str]:
+    """Return lines that say which figures of servers are estimated, and which ones the scenarios give instead."""
     lines = []
-    for sheet in scenario.datasheets:
+    for sheet in (sheet for scenario in scenarios for sheet in scenario.datasheets):
         if sheet.used:
             figures = ", ".join(f"{key} = {figure:.4g}" for key, figure in sheet.used.items())
             lines.append(f"{sheet.hardware}: estimated from datasheets: {figures}")
@@ -103,7 +103,7 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
     models = format_count(len(scenario.models), "model")
     title = f"{scenario.name}: {models} on {servers}; latencies are response times, from arrival to end"
     title += f"\n{definitions(scenario)}; cold: requests that waited for a load{_plan_memory(scenario)}"
-    title += "".join(f"\n{line}" for line in datasheet_lines(scenario))
+    title += "".join(f"\n{line}" for line in datasheet_lines([scenario]))
     title = f"{title}\n{_legend(results)}".rstrip()
     hours = ["server hours"] if scenario.autoscaling else []
     columns = ["requests", "dropped", "failed", *_RATES, "cold p95 ms", "loads/s", _MISSING, *hours]

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from chrion.common.version import __version__
 from chrion.serving.simulator import confidence
 from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
 from chrion.serving.simulator.export import csv_rows
 from chrion.serving.simulator.histograms import Floats, quantile
 from chrion.serving.simulator.iterations import DecoderResult, draw_requests, simulate_decoder
-from chrion.serving.simulator.results import plain
+from chrion.serving.simulator.results import plain, provenance
 from chrion.serving.simulator.scenario import ScenarioSource
 from chrion.serving.simulator.sweep import run_tasks
 
@@ -46,7 +45,7 @@ _COLUMNS = (
     *("policy", "number", "replica", "arrival_ms", "first_token_ms", "end_ms"),
     *("prompt_tokens", "new_tokens", "preemptions", "outcome"),
 )
-SCHEMA, SWEEP_SCHEMA = "chrion.decoder-simulation/1", "chrion.decoder-simulation-sweep/1"
+SCHEMA, SWEEP_SCHEMA = "chrion.decoder-simulation/2", "chrion.decoder-simulation-sweep/2"
 REPLICATIONS_SCHEMA = "chrion.decoder-simulation-replications/1"
 
 
@@ -187,22 +186,15 @@ def intervals(runs: Sequence[tuple[DecoderSummary, ...]]) -> dict[str, dict[str,
 
 def to_json(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> dict[str, Any]:
     """Return the results of one simulation, with the scenario, as plain data for JSON."""
-    return {
-        "schema": SCHEMA,
-        "chrion": __version__,
-        "scenario": scenario.name,
-        "estimated_hardware": list(scenario.estimated_hardware),
-        "content": dict(scenario.content),
-        "policies": [plain(summary) for summary in summaries],
-    }
+    return {**provenance(SCHEMA, [scenario]), "policies": [plain(summary) for summary in summaries]}
 
 
-def sweep_to_json(name: str, points: Sequence[DecoderPoint]) -> dict[str, Any]:
-    """Return the results of a sweep as plain data for JSON."""
+def sweep_to_json(scenarios: Sequence[DecoderScenario], points: Sequence[DecoderPoint]) -> dict[str, Any]:
+    """Return the results of a sweep, whose points have these scenarios, as plain data for JSON."""
     rows = [
         {"values": dict(point.values), "policies": [plain(summary) for summary in point.summaries]} for point in points
     ]
-    return {"schema": SWEEP_SCHEMA, "chrion": __version__, "scenario": name, "points": rows}
+    return {**provenance(SWEEP_SCHEMA, scenarios), "points": rows}
 
 
 def _quantile(values: Floats, share: float) -> float:

@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 
 from chrion.common.version import __version__
 from chrion.serving.simulator.confidence import Interval
+from chrion.serving.simulator.decoder_scenario import DecoderScenario
 from chrion.serving.simulator.engine import ClusterEngine
 from chrion.serving.simulator.histograms import Counts, NamedHistograms, bin_edges, quantile
 from chrion.serving.simulator.metrics import RequestMetrics
@@ -263,20 +264,28 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
     )
 
 
+def provenance(schema: str, scenarios: Sequence[Scenario | DecoderScenario]) -> dict[str, Any]:
+    """Return what the JSON of results begins with, given their scenarios; ``content`` is that of the first."""
+    first = scenarios[0]
+    return {
+        "schema": schema,
+        "version": __version__,
+        "scenario": first.name,
+        "seed": first.seed,
+        "estimated_hardware": list(dict.fromkeys(part for each in scenarios for part in each.estimated_hardware)),
+        "content": dict(first.content),
+    }
+
+
 def to_json(scenario: Scenario, results: tuple[PatternResult, ...]) -> dict[str, Any]:
     """Return results as plain data for JSON; values that are not known are null."""
     return {
-        "schema": SCHEMA,
-        "version": __version__,
-        "scenario": scenario.name,
-        "seed": scenario.seed,
+        **provenance(SCHEMA, [scenario]),
         "servers": len(scenario.servers),
         "models": len(scenario.models),
         "slo_measure": scenario.measure,
         "policies": asdict(scenario.policies),
         "cost_per_hour": sum(spec.cost_per_hour for spec in scenario.servers),
-        "estimated_hardware": list(scenario.estimated_hardware),
-        "content": dict(scenario.content),
         "patterns": [_pattern_json(result) for result in results],
     }
 

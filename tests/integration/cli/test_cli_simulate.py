@@ -66,6 +66,29 @@ def test_json_and_plot(cli: Chrion) -> None:
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--replications", "2"),
+        ("--sweep", "max_waiting=10,20"),
+        ("--find", "rate", "--until", "p99<=5s", "--replications", "2"),
+        ("--cells", "2", "--replications", "2"),
+    ],
+)
+def test_all_results_say_where_they_are_from(cli: Chrion, words: tuple[str, ...]) -> None:
+    """Hardware whose figures are from a datasheet is named, and JSON has the version and the scenario."""
+    Path("s.toml").write_text(
+        'patterns = ["gpu"]\n[workload]\nrequests = 200\n[[servers]]\ncount = 2\nhardware = "a10+epyc-16"\n'
+    )
+    given = ("simulate", "s.toml", "--workers", "1", *words)
+    code, out, err = cli(*given)
+    assert code == 0, err
+    assert "a10+epyc-16: estimated from datasheets: " in out
+    found = json.loads(cli(*given, "--json")[1])
+    assert (found["version"], found["seed"], found["estimated_hardware"]) == (chrion.__version__, 0, ["a10+epyc-16"])
+    assert found["content"]["workload"]["requests"] == 200
+
+
 def test_equal_replications_are_named(cli: Chrion) -> None:
     """A trace without random execution times is simulated equally for all seeds, which a line says."""
     Path("s.toml").write_text('patterns = ["gpu"]\n[workload]\nkind = "csv"\npath = "t.csv"\n')

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import chrion
 from chrion.report import decoder_tables
 from chrion.serving.simulator.decoder_results import DecoderPoint, summarise
 from chrion.serving.simulator.decoder_scenario import build_decoder_scenario
@@ -37,7 +38,7 @@ def test_a_table_and_json(cli: Chrion, scenario: str) -> None:
         assert any(summary.policy in line and f" {summary.requests_per_s:.2f} " in line for line in out.splitlines())
     code, out, _ = cli("simulate", scenario, "--json")
     found = json.loads(out)
-    assert (code, found["schema"], found["scenario"]) == (0, "chrion.decoder-simulation/1", "decoder")
+    assert (code, found["schema"], found["scenario"]) == (0, "chrion.decoder-simulation/2", "decoder")
     assert found["content"]["requests"] == {"requests": 60, "rate_per_s": 2.0}
     assert [row["normalised_p50_ms"] for row in found["policies"]] == [s.normalised_p50_ms for s in summaries]
 
@@ -55,6 +56,27 @@ def test_a_sweep_with_a_picture(cli: Chrion, scenario: str, tmp_path: Path) -> N
     code, out, _ = cli("simulate", scenario, *sweeps)
     assert code == 0
     assert "written" not in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--replications", "2"),
+        ("--sweep", "max_batch=1,2"),
+        ("--find", "max_batch", "--until", "first_p99<=60s", "--replications", "2"),
+    ],
+)
+def test_all_results_say_where_they_are_from(cli: Chrion, scenario: str, words: tuple[str, ...]) -> None:
+    """Hardware whose figures are from a datasheet is named, and JSON has the version and the scenario."""
+    options = ("--set", "decoder.hardware=l4", "--set", "decoder.weights_gb=2", "--set", "decoder.slot_bytes=32768")
+    given = ("simulate", scenario, "--set", "policies=['iteration']", *options, "--workers", "1", *words)
+    code, out, err = cli(*given)
+    assert code == 0, err
+    assert "l4: estimated from datasheets" in out
+    found = json.loads(cli(*given, "--json")[1])
+    assert (found["version"], found["seed"], found["estimated_hardware"]) == (chrion.__version__, 0, ["l4"])
+    assert found["content"]["requests"] == {"requests": 60, "rate_per_s": 2.0}
+    assert "estimated" not in cli("simulate", scenario, "--workers", "1", *words)[1]
 
 
 def test_both_costs_of_a_term_are_swept(cli: Chrion, scenario: str) -> None:
