@@ -121,7 +121,7 @@ def model(
     if as_json:
         show_json({"model": str(path), "operators": written.nodes, "bytes": written.bytes})
     else:
-        where = f", weights in {weights}" if weights else ""
+        where = f", weights in {weights}" if weights and weights.exists() else ""
         show(f"{target.message} ({written.nodes} operators, {format_mb(written.bytes / 1e6)}{where})")
 
 

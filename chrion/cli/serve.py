@@ -76,7 +76,10 @@ def serve(
         list[str] | None, typer.Option(metavar="NAME", help="With explicit: a model to serve, or *. Repeatable.")
     ] = None,
     poll: Annotated[
-        str | None, typer.Option(metavar="15s", help="With poll: the polling interval.", show_default=_POLL)
+        str | None,
+        typer.Option(
+            metavar="15s", help="With poll: the polling interval; a plain number is in ms.", show_default=_POLL
+        ),
     ] = None,
     max_request: Annotated[
         str, typer.Option(metavar="256MB", help="Maximum request size; a plain number is in MB.")
@@ -92,7 +95,10 @@ def serve(
         int, typer.Option(min=1, metavar="N", help="Maximum HTTP connections per client address, such as a proxy's.")
     ] = 512,
     max_run: Annotated[
-        str, typer.Option(metavar="300s", help="Maximum time of one run of a model; model.toml may set another.")
+        str,
+        typer.Option(
+            metavar="300s", help="Maximum time of a run; model.toml may set another. A plain number is in ms."
+        ),
     ] = "300s",
     ray: Annotated[
         str | None,
@@ -101,7 +107,9 @@ def serve(
     replicas: Annotated[
         str, typer.Option(metavar="N", help="Replicas with --ray: a number, MIN..MAX by load, or nodes.")
     ] = "nodes",
-    drain: Annotated[str, typer.Option(metavar="30s", help="Time for requests in flight at the end.")] = "30s",
+    drain: Annotated[
+        str, typer.Option(metavar="30s", help="Time for requests in flight at the end; a plain number is in ms.")
+    ] = "30s",
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Require the bearer token in a file.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="PEM", help="Certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="PEM", help="Key of the certificate.")] = None,

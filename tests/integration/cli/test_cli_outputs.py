@@ -143,6 +143,13 @@ def test_force_replaces_plans_profiles_and_models(cli: Chrion, model: Path) -> N
     assert_refused(cli("model", "llama", "--layers", "1", "-o", "d.onnx", "--seq", "2"), "d.onnx.data: the file exists")
 
 
+@pytest.mark.parametrize(("vocabulary", "stored"), [("300", False), ("4096", True)])
+def test_a_file_of_weights_is_named_if_there_is_one(cli: Chrion, vocabulary: str, *, stored: bool) -> None:
+    """Weights of a small decoder are all in the model's file."""
+    out = cli("model", "llama-decoder", "-o", "d.onnx", "--layers", "1", "--vocabulary", vocabulary)[1]
+    assert (Path("d.onnx.data").exists(), "weights in d.onnx.data" in out) == (stored, stored)
+
+
 def test_force_replaces_pages_pictures_traces_and_points(cli: Chrion, model: Path, tmp_path: Path) -> None:
     """A page, picture, trace or list of points replaces an earlier one."""
     save_plan(tmp_path)
