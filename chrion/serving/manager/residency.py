@@ -192,8 +192,7 @@ class Residency(ModelManager[Request]):
         """
         entry = self.entries[number]
         free = dict(self.budgets)
-        order = [(self.place(n) is Place.ABSENT, n) for n, e in self.entries.items() if e.model.pinned]
-        for absent, other in sorted(order):
+        for absent, other in sorted((self.place(n) is Place.ABSENT, n) for n in self.pinned):
             if entry.model.pinned and (absent, other) >= (self.place(number) is Place.ABSENT, number):
                 break
             pinned = self.entries[other]

@@ -144,7 +144,7 @@ class Catalogue:
             raise OptionError(
                 f"--load-model {unknown[0]}: no such model in the repository", hint=f"models found: {known}"
             )
-        for entry in self.scanned.values():
+        for entry in _pinned_first(self.scanned):
             # A version that cannot be served is logged even if it is not loaded.
             if self.mode != "explicit" or isinstance(entry, BadVersion) or names & {entry.name, "*"}:
                 await self._start(entry)
@@ -174,8 +174,8 @@ class Catalogue:
                 log.warning("poll failed", extra={"fields": {"reason": str(error)}})
                 return
             before, self.scanned = self.scanned, now
-            for key, entry in now.items():
-                if before.get(key) != entry:
+            for entry in _pinned_first(now):
+                if before.get(entry.key) != entry:
                     await self._serve(entry)
             gone = self._core.models.keys() - now.keys()
             missing = bool(gone) and not any(isinstance(entry, ServedVersion) for entry in now.values())
@@ -318,6 +318,11 @@ class Catalogue:
         return all(own != name for own, _ in self.scanned) or any(
             served.tried and not served.failure for served in others
         )
+
+
+def _pinned_first(versions: Versions) -> list[ServedVersion | BadVersion]:
+    """Return versions in an order in which none is tried that does not fit beside the pinned ones."""
+    return sorted(versions.values(), key=lambda own: not (isinstance(own, ServedVersion) and own.managed.pinned))
 
 
 def _fields(entry: ServedVersion | BadVersion, reason: str) -> dict[str, str]:

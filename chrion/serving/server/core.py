@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from chrion.common.units import format_ms
@@ -41,7 +40,7 @@ from chrion.serving.server.failures import (
 )
 from chrion.serving.server.grace import Grace
 from chrion.serving.server.logs import run_about
-from chrion.serving.server.repository import Key, ServedVersion, file_states
+from chrion.serving.server.repository import FILES_CHANGED, Key, ServedVersion
 from chrion.serving.server.request_memory import ByteAccount
 from chrion.serving.server.run_watch import RunWatch, WatchedRun
 from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory, pin_worker, run_failure
@@ -55,10 +54,6 @@ log = logging.getLogger("chrion.server")
 #: of 4 MB that :func:`chrion.machine.allocator.return_large_blocks` returns at once.
 _LARGE_BYTES = 1 << 24
 _DRAINING = "the server is shutting down"
-_CHANGED = (
-    "its files have changed since it was added: restart the server or load the model again, "
-    "and replace files by renaming new ones over them"
-)
 #: The event of a version that cannot be served, in the log.
 CANNOT_BE_SERVED = "model cannot be served"
 
@@ -236,8 +231,7 @@ class ServingCore:
 
     def is_ready(self, served: Served) -> bool:
         """Return whether requests for a version can be served: it has run, and is in memory or can be loaded again."""
-        works = served.tried and not served.failure
-        return works and not self.draining and self.manager.fits(served.number)
+        return served.tried and not served.failure and not self.draining
 
     @property
     def busy_ms(self) -> dict[int, float]:
@@ -367,11 +361,11 @@ class ServingCore:
         def open_session() -> Session:
             opened = served.opened or OpenedFiles(served.version.sources)
             if not opened.are_readable():
-                raise ModelError(_CHANGED)
+                raise ModelError(FILES_CHANGED)
             session = Session(source, opened, self._provider, cores)
             try:
                 if served.opened is None:
-                    _check_unchanged(served.version)
+                    served.version.require_unchanged()
                     try_session(session, served.version)
             except BaseException:
                 session.close()
@@ -557,15 +551,19 @@ class ServingCore:
             self._timer = self._loop.call_later((at - now) / 1000 + 1e-4, self._advance)
 
     def _advance(self) -> None:
-        self._give_up_trial()
         self._apply(self.manager.advance(_now_ms()))
 
-    def _give_up_trial(self) -> None:
-        """End the next trial if its model does not fit any more, beside one that has been pinned since."""
-        number = next(iter(self.manager.trials), None)
-        if number is not None and not self.manager.fits(number):
-            del self.manager.trials[number]
-            self._reject_size(self._by_number[number])
+    def _check_sizes(self) -> None:
+        """Reject versions that no longer fit beside the pinned models, and try those again that do since."""
+        for served in list(self._by_number.values()):
+            fits, works_as_generator = self.manager.fits(served.number), served.tried and not served.opened
+            if not (fits or served.removed or served.failure or works_as_generator):
+                self.manager.trials.pop(served.number, None)
+                self._reject_size(served)
+            elif fits and served.too_large and not self.candidates:  # for which pinned models give way meanwhile
+                served.failure = ""
+                served.attempted.clear()
+                self.try_out(served)
 
     def _reject_size(self, served: Served) -> None:
         """End the trial of a version that does not fit into the budgets."""
@@ -579,16 +577,12 @@ class ServingCore:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_MS / 1000)
+            self._check_sizes()
             self._advance()
             self._apply(self.manager.rebalance(_now_ms()))
             if not self._swept or self.account.peak > _LARGE_BYTES:
                 self._swept, self.account.peak = True, self.account.used
                 self._loader.submit(self._arena.sweep)
-
-
-def _check_unchanged(version: ServedVersion) -> None:
-    if file_states(*(Path(path) for path, *_ in version.files)) != version.files:
-        raise ModelError(_CHANGED)
 
 
 def _fields(served: Served, **more: object) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from chrion.serving.manager import Request
+from chrion.serving.manager import Reason, Request
 from chrion.serving.server.repository import ServedVersion
 from chrion.serving.server.run_watch import WatchedRun
 from chrion.serving.server.sessions import OpenedFiles, Session
@@ -41,6 +41,11 @@ class Served:
 
     def __post_init__(self) -> None:
         self.output_sizes = OutputSizes(self.version.inputs, self.version.outputs)
+
+    @property
+    def too_large(self) -> bool:
+        """Whether it is not served because it does not fit into the budgets."""
+        return self.failure.startswith(Reason.TOO_LARGE.value)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from chrion.serving.manager.residency import Place
 from chrion.serving.server.core import ServingCore
 from chrion.serving.server.core_records import Served
 from chrion.serving.server.failures import without_folders
-from chrion.serving.server.repository import BadVersion, ServedVersion
+from chrion.serving.server.repository import BadVersion, Versions
 from chrion.serving.server.statistics import Duration
 from chrion.serving.server.tensors import TensorSpec
 
@@ -82,14 +82,13 @@ def model_statistics(core: ServingCore, served: Served) -> dict[str, Any]:
     }
 
 
-def repository_index(
-    core: ServingCore, versions: dict[tuple[str, str], ServedVersion | BadVersion]
-) -> list[dict[str, str]]:
+def repository_index(core: ServingCore, versions: Versions, silent: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the state of every version of the repository.
 
     Args:
         core: The server.
         versions: The versions in the repository.
+        silent: Why models that were to generate text do not, by name.
     """
     index = []
     for key in sorted(versions.keys() | core.models.keys()):
@@ -98,17 +97,18 @@ def repository_index(
             state, reason = UNAVAILABLE, entry.reason if isinstance(entry, BadVersion) else "unloaded"
         else:
             state = LOADING if not served.attempted.is_set() else READY if core.is_ready(served) else UNAVAILABLE
-            reason = served.failure or served.note
+            reason = served.failure or _note(served, silent)
         index.append({"name": key[0], "version": key[1], "state": state, "reason": without_folders(reason)})
     return index
 
 
-def snapshot(core: ServingCore, versions: Mapping[tuple[str, str], ServedVersion | BadVersion]) -> dict[str, Any]:
+def snapshot(core: ServingCore, versions: Versions, silent: Mapping[str, str]) -> dict[str, Any]:
     """Return the state of the server for the web page.
 
     Args:
         core: The server.
         versions: The versions in the repository.
+        silent: As for the index.
     """
     manager = core.manager
     devices = {device: {"used": manager.used(device), "budget": budget} for device, budget in manager.budgets.items()}
@@ -120,7 +120,7 @@ def snapshot(core: ServingCore, versions: Mapping[tuple[str, str], ServedVersion
     return {
         "devices": devices,
         "cores": {"count": len(core.lane_busy_ms), "busy_ms": sum(core.busy_ms.values())},
-        "models": [_model_state(core, served) for served in core.models.values()],
+        "models": [_model_state(core, served, silent) for served in core.models.values()],
         "unserved": unserved,
         "draining": core.draining,
         "uptime_s": time.time() - core.started_s,
@@ -135,7 +135,7 @@ def reserved_bytes(core: ServingCore, served: Served) -> dict[str, int]:
     return dict(entry.model.variants[entry.variant].bytes)
 
 
-def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
+def _model_state(core: ServingCore, served: Served, silent: Mapping[str, str]) -> dict[str, Any]:
     """Return the state of a version for the web page."""
     statistics, slo = served.statistics, served.version.managed.slo_ms
     place, variant = core.place(served)
@@ -158,8 +158,14 @@ def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
         "evictions": statistics.evictions,
         "idle_s": time.time() - statistics.last_inference_ms / 1000 if statistics.last_inference_ms else None,
         "failure": without_folders(served.failure),
-        "note": without_folders(served.note),
+        "note": without_folders(_note(served, silent)),
     }
+
+
+def _note(served: Served, silent: Mapping[str, str]) -> str:
+    """Return what is wrong with a version that is served; empty if nothing is."""
+    name = served.version.name
+    return served.note or (f"it does not generate text: {silent[name]}" if name in silent else "")
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:

@@ -62,10 +62,11 @@ class GenerationService:
     ) -> None:
         #: The models by name.
         self.served = served
+        #: Why models with a table ``[generation]`` do not generate, by name.
+        self.failed = failed
         #: Why no model generates; empty if models do.
         self.refused = refused
         self._max_waiting = max_waiting
-        self._failed = failed
         self._draining = False
         #: The texts that have been admitted and are not queued yet.
         self._admitted = 0
@@ -99,8 +100,8 @@ class GenerationService:
         """
         if self.refused:
             return RequestFailure(Status.UNSUPPORTED, self.refused)
-        if name in self._failed:
-            reason = without_folders(self._failed[name])
+        if name in self.failed:
+            reason = without_folders(self.failed[name])
             return RequestFailure(Status.UNSUPPORTED, f"model {name!r} does not generate: {reason}", param="model")
         text = f"model {name[:200]!r} does not exist{where}, has no table [generation], or was not opened at the start"
         return RequestFailure(Status.NOT_FOUND, text, param="model", code="model_not_found")

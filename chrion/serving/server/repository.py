@@ -33,6 +33,11 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 #: The files of a repository, in words.
 EXPECTED_FILES = "NAME/VERSION/model.onnx, resnet/1/model.onnx for example"
+#: Why a version whose files are not those that were read is not opened.
+FILES_CHANGED = (
+    "its files have changed since it was added: restart the server, or load the model again with --model-control "
+    "explicit, and replace files by renaming new ones over them"
+)
 _MODEL, _SETTINGS, _PLANS = "model.onnx", "model.toml", "*.plan.json"
 #: Host memory of a session: its weights times a factor for those that are prepacked, and a constant for the session
 #: itself, in bytes. Models with other needs state them as ``host_mb``.
@@ -88,6 +93,11 @@ class ServedVersion:
     def key(self) -> Key:
         """Name and version."""
         return self.name, self.version
+
+    def require_unchanged(self) -> None:
+        """Raise an error unless its files are still those that were read."""
+        if file_states(*(Path(path) for path, *_ in self.files)) != self.files:
+            raise ModelError(FILES_CHANGED)
 
     def interface(self) -> str:
         """Return the inputs and outputs in words."""

@@ -129,7 +129,8 @@ class LocalTarget:
 
     async def snapshot(self) -> dict[str, Any]:
         """Return the state for the web page."""
-        return documents.snapshot(self._core, self._catalogue.scanned) | {"generators": self._generation.states()}
+        state = documents.snapshot(self._core, self._catalogue.scanned, self._generation.failed)
+        return state | {"generators": self._generation.states()}
 
     async def metrics(self) -> bytes:
         """Return the metrics in Prometheus's text format."""
@@ -177,7 +178,7 @@ class LocalTarget:
 
     async def index(self, state: str) -> list[dict[str, str]]:
         """Return the versions of the repository with a state, or all of them."""
-        index = documents.repository_index(self._core, self._catalogue.scanned)
+        index = documents.repository_index(self._core, self._catalogue.scanned, self._generation.failed)
         return [entry for entry in index if state in ("", entry["state"])]
 
     async def load(self, name: str, parameters: Iterable[str] = ()) -> None:

@@ -83,6 +83,17 @@ def test_models_that_cannot_generate_are_left_out(tmp_path: Path, caplog: pytest
     assert "not a decoder with a cache" in record.__dict__["fields"]["reason"]
 
 
+def test_a_model_without_its_generator_answers_tensors(tmp_path: Path) -> None:
+    """It is ready, and the index says why it does not generate."""
+    put(tmp_path, "product", product(), toml="[generation]\n")
+    with local_server(tmp_path) as server:
+        assert server.infer("product", np.ones((1, 4), np.float32))[0] == 200
+        (entry,) = server.get("/v2/repository/index", b"")[1]
+        assert (entry["name"], entry["state"]) == ("product", "READY")
+        assert "does not generate text: " in entry["reason"]
+        assert "not a decoder with a cache" in entry["reason"]
+
+
 def test_a_model_that_onnxruntime_refuses_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An error of onnxruntime's own is a reason like others; the model after it is served."""
     refused = onnx.ModelProto.FromString(MODEL.SerializeToString())

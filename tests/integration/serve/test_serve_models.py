@@ -58,8 +58,8 @@ def test_a_version_answers_from_the_file_that_it_opened(tmp_path: Path, change: 
     if change == "overwritten":
         assert status >= 400
         assert found["error"] == (
-            "model 'm': the model cannot be loaded: its files have changed since it was added: restart the server or "
-            "load the model again, and replace files by renaming new ones over them"
+            "model 'm': the model cannot be loaded: its files have changed since it was added: restart the server, or "
+            "load the model again with --model-control explicit, and replace files by renaming new ones over them"
         )
     else:
         assert (status, found["outputs"]) == (200, before["outputs"])

@@ -204,17 +204,46 @@ def test_a_server_is_ready_when_all_models_have_been_tried(
         assert [is_ready(server, f"m{number}") for number in range(6)] == [True] * 6  # also those evicted since
 
 
-def test_a_model_pinned_later_does_not_keep_the_server_from_being_ready(tmp_path: Path) -> None:
-    """Models that no longer fit beside it, and wait for their trial, are given up with the reason."""
-    for name in "abc":
+def test_what_does_not_fit_beside_a_pinned_model_is_not_served(tmp_path: Path) -> None:
+    """Each has the reason and is counted, whether its name precedes that of the pinned model or not."""
+    put(tmp_path, "m", product(), toml="pinned = true\n")
+    for name in "az":
         put(tmp_path, name, product())
-    put(tmp_path, "pinned", product(), toml="pinned = true\n")
     with local_server(tmp_path, memory_mb=1.5 * SIZE_MB) as server:
-        assert is_ready(server, "pinned")
-        for name in "bc":
+        assert is_ready(server, "m")
+        assert counts(server) == {"models": 1, "versions": 1, "unserved": 2}
+        for name in "az":
             assert not is_ready(server, name)
             answer = server.get(f"/v2/models/{name}/ready")[1]["error"]
             assert "4.0 MB of 6.2 MB of host memory, part of which pinned models take" in answer
+        assert server.metric("chrion_model_loads_total") == 1
+
+
+def counts(server: LocalServer) -> dict[str, int]:
+    """Return the numbers of what is served and what is not, from the server's health."""
+    health = server.get("/v2/health")[1]
+    return {name: health[name] for name in ("models", "versions", "unserved")}
+
+
+def test_models_are_not_served_while_another_one_is_pinned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One pinned later ends what does not fit beside it, with the reason, until it is removed."""
+    root = tmp_path / "root"
+    for name in "abc":
+        put(root, name, product())
+    with local_server(root, control="poll", poll_s=0.02, memory_mb=1.5 * SIZE_MB) as server:
+        assert [server.infer(name, ROWS)[0] for name in "abc"] == [200] * 3
+        put(tmp_path / "new", "m", product(), toml="pinned = true\n")
+        (tmp_path / "new" / "m").rename(root / "m")
+        wait_until(lambda: counts(server) == {"models": 1, "versions": 1, "unserved": 3})
+        for name in "abc":
+            assert "part of which pinned models take" in reason(server, name)
+            assert not is_ready(server, name)
+            assert server.infer(name, ROWS)[0] == 503
+        assert [record.getMessage() for record in caplog.records].count("model cannot be served") == 3
+        shutil.rmtree(root / "m")
+        wait_until(lambda: all(is_ready(server, name) for name in "abc"))
+        assert [server.infer(name, ROWS)[0] for name in "abc"] == [200] * 3
+        assert counts(server) == {"models": 3, "versions": 3, "unserved": 0}
 
 
 def test_trials_do_not_wait_for_a_model_in_use(tmp_path: Path) -> None:
