@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
@@ -186,20 +186,27 @@ class Residency(ModelManager[Request]):
         entry.load_ms[entry.variant] = before + _NEWEST * (took_ms - before)
 
     def fits(self, number: int) -> bool:
-        """Return whether any variant of a model fits into the budgets beside the pinned models.
+        """Return whether any variant of a model fits into the budgets beside the pinned models."""
+        return bool(self.fitting([number]))
+
+    def fitting(self, numbers: Collection[int]) -> set[int]:
+        """Return the models of which any variant fits into the budgets beside the pinned models.
 
         Of pinned models, those in memory have precedence, and then those that were added first.
         """
-        entry = self.entries[number]
-        free = dict(self.budgets)
-        for absent, other in sorted((self.place(n) is Place.ABSENT, n) for n in self.pinned):
-            if entry.model.pinned and (absent, other) >= (self.place(number) is Place.ABSENT, number):
-                break
-            pinned = self.entries[other]
-            if self._fits(pinned, 0, free):
+        free, pinned = dict(self.budgets), set()
+        for number in sorted(self.pinned, key=lambda own: (self.place(own) is Place.ABSENT, own)):
+            entry = self.entries[number]
+            if self._fits(entry, 0, free):
+                pinned.add(number)
                 for device in free:
-                    free[device] -= self._bytes(pinned, 0, device)
-        return any(self._fits(entry, at, free) for at in range(entry.first, len(entry.model.variants)))
+                    free[device] -= self._bytes(entry, 0, device)
+
+        def is_possible(entry: Entry) -> bool:
+            return any(self._fits(entry, at, free) for at in range(entry.first, len(entry.model.variants)))
+
+        others = {number for number in numbers if number not in self.pinned and is_possible(self.entries[number])}
+        return others | pinned.intersection(numbers)
 
     def request(self, now: float, number: int) -> list[Action]:
         """Request the load of a model that is not resident."""

@@ -555,10 +555,12 @@ class ServingCore:
 
     def _check_sizes(self) -> None:
         """Reject versions that no longer fit beside the pinned models, and try those again that do since."""
-        for served in list(self._by_number.values()):
-            fits, works_as_generator = self.manager.fits(served.number), served.tried and not served.opened
-            if not (fits or served.removed or served.failure or works_as_generator):
-                self.manager.trials.pop(served.number, None)
+        versions = {number: served for number, served in self._by_number.items() if not served.removed}
+        fitting = self.manager.fitting(versions)
+        for number, served in versions.items():
+            fits, works_as_generator = number in fitting, served.tried and not served.opened
+            if not (fits or served.failure or works_as_generator):
+                self.manager.trials.pop(number, None)
                 self._reject_size(served)
             elif fits and served.too_large and not self.candidates:  # for which pinned models give way meanwhile
                 served.failure = ""
