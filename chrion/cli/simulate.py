@@ -330,15 +330,14 @@ def _simulate_decoder(source: ScenarioSource, export: Path | None, *, as_json: b
 def _sweep_decoder(
     source: ScenarioSource, points: list[dict[str, Any]], plot: Path | None, *, workers: int, as_json: bool
 ) -> None:
-    scenarios = [build_decoder_scenario(source.changed(values)) for values in points]
     with step(f"simulating {format_count(len(points), 'variant')} of {source.name}") as update:
         simulated = decoder_results.sweep_decoder(source, points, _counting(update, len(points)), workers)
     if plot:
         decoder_tables.plot_decoder_sweep(simulated, plot)
     if as_json:
-        show_json(decoder_results.sweep_to_json(scenarios, simulated))
+        show_json(decoder_results.sweep_to_json(simulated))
     else:
-        show(*decoder_tables.datasheet_lines(scenarios))
+        show(*decoder_tables.datasheet_lines([point.scenario for point in simulated]))
         show(decoder_tables.decoder_sweep_table(simulated))
 
 

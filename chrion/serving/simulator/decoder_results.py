@@ -94,6 +94,7 @@ class DecoderPoint:
 
     #: The swept values, by key.
     values: Mapping[str, Any]
+    scenario: DecoderScenario
     summaries: tuple[DecoderSummary, ...]
 
 
@@ -148,7 +149,7 @@ def sweep_decoder(
     tokens = sum(int(draw_requests(scenario).new.sum()) for scenario in scenarios) if workers > 1 else 0
     parallel = workers if tokens >= WORTHWHILE else 1
     simulated = run_tasks(simulate_source, sources, workers=parallel, progress=progress)
-    return [DecoderPoint(values, summaries) for values, summaries in zip(points, simulated, strict=True)]
+    return [DecoderPoint(*point) for point in zip(points, scenarios, simulated, strict=True)]
 
 
 def simulate_source(source: ScenarioSource) -> tuple[DecoderSummary, ...]:
@@ -189,12 +190,12 @@ def to_json(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> d
     return {**provenance(SCHEMA, [scenario]), "policies": [plain(summary) for summary in summaries]}
 
 
-def sweep_to_json(scenarios: Sequence[DecoderScenario], points: Sequence[DecoderPoint]) -> dict[str, Any]:
-    """Return the results of a sweep, whose points have these scenarios, as plain data for JSON."""
+def sweep_to_json(points: Sequence[DecoderPoint]) -> dict[str, Any]:
+    """Return the results of a sweep as plain data for JSON."""
     rows = [
         {"values": dict(point.values), "policies": [plain(summary) for summary in point.summaries]} for point in points
     ]
-    return {**provenance(SWEEP_SCHEMA, scenarios), "points": rows}
+    return {**provenance(SWEEP_SCHEMA, [point.scenario for point in points]), "points": rows}
 
 
 def _quantile(values: Floats, share: float) -> float:

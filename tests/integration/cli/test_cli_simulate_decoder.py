@@ -92,11 +92,12 @@ def test_a_curve_follows_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     pytest.importorskip("matplotlib")
     drawn = catch_figures(monkeypatch)
     source = ScenarioSource("made", {"decoder": {}, "policies": ["iteration"], "requests": {"requests": 1}}, Path())
-    (result,) = simulate_decoder(build_decoder_scenario(source))
+    scenario = build_decoder_scenario(source)
+    (result,) = simulate_decoder(scenario)
     known = summarise(result)
     throughputs = {4: 2.0, 1: 1.0, 2: 2.5}
     points = [
-        DecoderPoint({"requests.rate_per_s": rate}, (replace(known, requests_per_s=served),))
+        DecoderPoint({"requests.rate_per_s": rate}, scenario, (replace(known, requests_per_s=served),))
         for rate, served in throughputs.items()
     ]
     decoder_tables.plot_decoder_sweep(points, tmp_path / "curve.svg")
